@@ -1,0 +1,99 @@
+//! Native CPU kernels for Burn's Flex backend: one file an idea, SIMD chosen at run time.
+
+mod attention;
+mod rows;
+
+use burn::backend::{
+    Flex,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use crate::{AttentionSpec, DropoutSpec, FusedOps, Kernels, RotaryStyle};
+
+type Float = FloatTensor<Flex>;
+
+impl Kernels for Flex {
+    fn attention_forward(q: Float, k: Float, v: Float, spec: &AttentionSpec) -> (Float, Float) {
+        attention::forward(q, k, v, spec)
+    }
+
+    fn attention_backward(
+        q: Float,
+        k: Float,
+        v: Float,
+        out: Float,
+        lse: Float,
+        grad_out: Float,
+        spec: &AttentionSpec,
+    ) -> (Float, Float, Float) {
+        attention::backward(q, k, v, out, lse, grad_out, spec)
+    }
+
+    fn rms_norm_forward(x: Float, weight: Float, eps: f64) -> (Float, Float) {
+        rows::rms_norm::forward(x, weight, eps)
+    }
+
+    fn rms_norm_backward(x: Float, weight: Float, inverse_rms: Float, grad: Float) -> (Float, Float) {
+        rows::rms_norm::backward(x, weight, inverse_rms, grad)
+    }
+
+    fn layer_norm_forward(x: Float, weight: Float, bias: Float, eps: f64) -> (Float, Float, Float) {
+        rows::layer_norm::forward(x, weight, bias, eps)
+    }
+
+    fn layer_norm_backward(
+        x: Float,
+        weight: Float,
+        mean: Float,
+        inverse_std: Float,
+        grad: Float,
+    ) -> (Float, Float, Float) {
+        rows::layer_norm::backward(x, weight, mean, inverse_std, grad)
+    }
+
+    fn swiglu_forward(gate: Float, up: Float) -> Float {
+        rows::swiglu::forward(gate, up)
+    }
+
+    fn swiglu_backward(gate: Float, up: Float, grad: Float) -> (Float, Float) {
+        rows::swiglu::backward(gate, up, grad)
+    }
+
+    fn rotary(x: Float, cos: Float, sin: Float, style: RotaryStyle, inverse: bool) -> Float {
+        rows::rotary::rotate(x, cos, sin, style, inverse)
+    }
+
+    fn cross_entropy(logits: Float, targets: IntTensor<Flex>, weights: Float) -> (Float, Float) {
+        rows::cross_entropy::forward_backward(logits, targets, weights)
+    }
+
+    fn dropout(x: Float, spec: &DropoutSpec) -> Float {
+        rows::dropout::apply(x, spec)
+    }
+}
+
+impl FusedOps for Flex {
+    fn attention(q: Float, k: Float, v: Float, spec: AttentionSpec) -> (Float, Float) {
+        attention::forward(q, k, v, &spec)
+    }
+
+    fn rms_norm(x: Float, weight: Float, eps: f64) -> Float {
+        rows::rms_norm::forward(x, weight, eps).0
+    }
+
+    fn layer_norm(x: Float, weight: Float, bias: Float, eps: f64) -> Float {
+        rows::layer_norm::forward(x, weight, bias, eps).0
+    }
+
+    fn swiglu(gate: Float, up: Float) -> Float {
+        rows::swiglu::forward(gate, up)
+    }
+
+    fn rotary_embedding(x: Float, cos: Float, sin: Float, style: RotaryStyle) -> Float {
+        rows::rotary::rotate(x, cos, sin, style, false)
+    }
+
+    fn counter_dropout(x: Float, spec: DropoutSpec) -> Float {
+        rows::dropout::apply(x, &spec)
+    }
+}

@@ -1,0 +1,117 @@
+//! The raw kernels: what a backend has to supply. Nothing here is differentiable; [`FusedOps`](crate::FusedOps)
+//! builds the autodiff nodes from these pairs.
+
+use burn::backend::{
+    Backend,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use crate::{AttentionSpec, DropoutSpec, RotaryStyle};
+
+/// Forward and backward kernels of a backend, on plain (not autodiff) tensors.
+///
+/// Every kernel accepts any strides, returns contiguous tensors, accumulates in f32 (f64 for f64 inputs) and
+/// allows dimensions of size 0.
+pub trait Kernels: Backend {
+    /// Attention with log-sum-exp.
+    ///
+    /// # Shapes
+    /// - `q`: `[batch, queries, heads, head_dim]`
+    /// - `k`: `[batch, keys, kv_heads, head_dim]`, `v`: `[batch, keys, kv_heads, value_dim]`
+    /// - returns `out` `[batch, queries, heads, value_dim]` in the dtype of `q` (in the accumulation dtype if
+    ///   `spec.wide`), and `lse` `[batch, heads, queries]`, natural log, in the accumulation dtype
+    ///
+    /// A query that sees no key gets output 0 and log-sum-exp negative infinity.
+    fn attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        spec: &AttentionSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Gradients `(dq, dk, dv)` of `sum(out * grad_out)`, in the dtypes of `q`, `k`, `v` (in the accumulation dtype
+    /// if `spec.wide`). `out` and `lse` may come from a larger set of keys than `k` (a ring merges them first).
+    fn attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        grad_out: FloatTensor<Self>,
+        spec: &AttentionSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `y = x / sqrt(mean(x^2) + eps) * weight` over the last dimension; returns `(y, 1 / rms)`, the latter
+    /// `[rows]` in the accumulation dtype.
+    fn rms_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(dx, dweight)` of [`rms_norm_forward`](Self::rms_norm_forward).
+    fn rms_norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        inverse_rms: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `y = (x - mean) / sqrt(var + eps) * weight + bias` over the last dimension, biased variance; returns
+    /// `(y, mean, 1 / std)`, the statistics `[rows]` in the accumulation dtype.
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(dx, dweight, dbias)` of [`layer_norm_forward`](Self::layer_norm_forward).
+    fn layer_norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        inverse_std: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `silu(gate) * up`, elementwise.
+    fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `(dgate, dup)` of [`swiglu_forward`](Self::swiglu_forward).
+    fn swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Rotates pairs of the last dimension by angles given as cosines and sines; `inverse` turns the other way,
+    /// which is also the gradient.
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, heads, head_dim]`; `cos`, `sin`: `[tokens, head_dim / 2]` (f32, or f64 for f64 `x`)
+    fn rotary(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        style: RotaryStyle,
+        inverse: bool,
+    ) -> FloatTensor<Self>;
+
+    /// Per-row softmax cross entropy and its gradient with respect to the logits.
+    ///
+    /// # Shapes
+    /// - `logits`: `[rows, classes]`, `targets`: `[rows]`, `weights`: `[rows]` in the accumulation dtype; a row whose
+    ///   weight is 0 is ignored, whatever its target says
+    /// - returns `losses` `[rows]` = weight * (log-sum-exp - logit of the target) in the accumulation dtype, and
+    ///   `dlogits` `[rows, classes]` = weight * (softmax - onehot) in the dtype of `logits`
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `x * mask / keep`, the mask from the counter-based generator of [`DropoutSpec`], keyed by the *global* index
+    /// of each element. It is its own gradient.
+    fn dropout(x: FloatTensor<Self>, spec: &DropoutSpec) -> FloatTensor<Self>;
+}
