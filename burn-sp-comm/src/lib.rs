@@ -1,1 +1,33 @@
-//! x
+#![doc = include_str!("../README.md")]
+//!
+//! # How the crate is cut
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`parts`] | who owns which ranges of a dimension |
+//! | [`collective`] | what a collective does with one tensor |
+//! | [`buffer`] | the bytes of one tensor, with strides, shared rather than copied |
+//! | [`plan`] | a collective as a table: which box of which rank goes where |
+//! | [`communicator`] | the object-safe trait that every engine implements |
+//! | [`engines`] | engines: [`engines::threads`], ranks as threads of one process |
+//! | [`error`] | the report that every rank gets when one of them fails |
+//! | [`stats`] | calls, bytes and seconds per operation and axis |
+
+pub mod buffer;
+pub mod collective;
+pub mod communicator;
+mod copy;
+pub mod engines;
+pub mod error;
+pub mod parts;
+pub mod plan;
+pub mod stats;
+mod sum;
+
+pub use buffer::Buffer;
+pub use collective::Collective;
+pub use communicator::{Communicator, Pending, Site, Transfer};
+pub use error::{CommError, raise};
+pub use parts::Parts;
+pub use plan::Plan;
+pub use stats::Counter;

@@ -1,1 +1,23 @@
-//! x
+#![doc = include_str!("../README.md")]
+
+pub mod attention;
+mod error;
+mod launch;
+pub mod layout;
+pub mod nn;
+mod tensor;
+pub mod train;
+
+pub use burn_sp_comm as comm;
+pub use error::Error;
+pub use kernels_cubecl as kernels;
+pub use launch::{LaunchConfig, initialize, launch, launch_module};
+pub use tensor::{Refusal, SpBackend, SpDevice, SpKind, SpOps, SpTensor};
+
+/// What most programs need.
+pub mod prelude {
+    pub use crate::attention::{AttentionOptions, KvMove, Mask, attention};
+    pub use crate::layout::{Axis, Layout, Mesh, MeshShape, Placement, Split};
+    pub use crate::train::{LossShare, ParamLayouts, clip_by_global_norm, sum_gradients, token_loss, valid_tokens};
+    pub use crate::{LaunchConfig, SpDevice, SpTensor, launch, launch_module};
+}

@@ -1,1 +1,14 @@
-//! x
+#![doc = include_str!("../README.md")]
+
+pub mod config;
+mod error;
+pub mod flags;
+pub mod memory;
+mod meter;
+pub mod progress;
+pub mod report;
+pub mod summary;
+pub mod text;
+pub mod train;
+
+pub use error::{InputError, RunError};

@@ -7,6 +7,7 @@ mod functions;
 mod kernels;
 mod mask;
 mod ops;
+pub mod philox;
 mod positions;
 mod spec;
 

@@ -17,7 +17,7 @@ pub enum Tile {
     Empty,
     /// Every query sees every key: no test needed.
     Full,
-    /// Some do: ask [`Mask::visible`] for each query.
+    /// Some do: ask [`Mask::runs`] for each query.
     Mixed,
 }
 
@@ -40,6 +40,64 @@ impl Mask {
             Mask::Causal if keys.end <= queries.start + 1 => Tile::Full,
             Mask::Causal if keys.start >= queries.end => Tile::Empty,
             Mask::Causal => Tile::Mixed,
+        }
+    }
+
+    /// The first run of keys within `keys` that `query` sees; empty if it sees none of them.
+    ///
+    /// Together with [`tile`](Self::tile) this is all a kernel asks of a mask. Two runs may touch, so a rule may be
+    /// answered piece by piece.
+    pub fn next_run(&self, query: usize, keys: Range<usize>) -> Range<usize> {
+        match self {
+            Mask::Full => keys,
+            Mask::Causal => keys.start..keys.end.min(query.saturating_add(1)).max(keys.start),
+        }
+    }
+
+    /// All runs of keys within `keys` that `query` sees, ascending and disjoint.
+    pub fn runs(&self, query: usize, keys: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        let mut rest = keys;
+        std::iter::from_fn(move || {
+            let run = self.next_run(query, rest.clone());
+            rest.start = run.end;
+            (!run.is_empty()).then_some(run)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every tile and every row of keys over a few positions, against the definition.
+    #[test]
+    fn tiles_and_runs_agree_with_visible() {
+        const END: usize = 7;
+        let ranges = || (0..=END).flat_map(|start| (start..=END).map(move |end| start..end));
+        for mask in [Mask::Full, Mask::Causal] {
+            for keys in ranges() {
+                for query in 0..END {
+                    let runs: Vec<_> = mask.runs(query, keys.clone()).collect();
+                    assert!(runs.windows(2).all(|pair| pair[0].end <= pair[1].start));
+                    let listed: Vec<_> = runs.into_iter().flatten().collect();
+                    let seen: Vec<_> = keys.clone().filter(|&key| mask.visible(query, key)).collect();
+                    assert_eq!(listed, seen, "{mask:?}, query {query}, keys {keys:?}");
+                }
+                for queries in ranges() {
+                    let pairs = queries.len() * keys.len();
+                    let pair = |query| keys.clone().filter(move |&key| mask.visible(query, key)).count();
+                    let seen: usize = queries.clone().map(pair).sum();
+                    let right = match mask.tile(&queries, &keys) {
+                        Tile::Empty => seen == 0,
+                        Tile::Full => seen == pairs,
+                        Tile::Mixed => 0 < seen && seen < pairs,
+                    };
+                    assert!(
+                        right,
+                        "{mask:?}, queries {queries:?}, keys {keys:?}: {seen} of {pairs} seen"
+                    );
+                }
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use crate::{AttentionSpec, DropoutSpec, RotaryStyle};
 

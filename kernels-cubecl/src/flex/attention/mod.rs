@@ -1,17 +1,52 @@
+//! Fused attention on the CPU, forward with log-sum-exp and backward, in memory linear in the sequence.
+//!
+//! The score matrix is cut into tiles ([`blocks`]) that fit into a core's cache. Forward keeps a running softmax
+//! ([`softmax::Online`]) while it walks along a row of tiles; backward computes each tile again from the log-sum-exp.
+//! Tiles that the mask hides altogether cost nothing. [`rows`] alone knows strides and dtypes: everything else
+//! computes in f32, or f64 for f64 inputs, on small row-major matrices.
+
+mod backward;
+mod blocks;
+mod forward;
+mod gemm;
+mod problem;
+mod real;
+mod rows;
+mod softmax;
+mod workspace;
+
+use burn::tensor::DType;
+
+use self::{backward::Saved, problem::Problem};
 use super::Float;
 use crate::AttentionSpec;
 
-pub fn forward(_q: Float, _k: Float, _v: Float, _spec: &AttentionSpec) -> (Float, Float) {
-    todo!()
+pub fn forward(q: Float, k: Float, v: Float, spec: &AttentionSpec) -> (Float, Float) {
+    let problem = Problem::check(&q, &k, &v, spec);
+    match problem.accumulator {
+        DType::F64 => forward::forward::<f64>(problem, &q, &k, &v),
+        _ => forward::forward::<f32>(problem, &q, &k, &v),
+    }
 }
+
 pub fn backward(
-    _q: Float,
-    _k: Float,
-    _v: Float,
-    _out: Float,
-    _lse: Float,
-    _grad: Float,
-    _spec: &AttentionSpec,
+    q: Float,
+    k: Float,
+    v: Float,
+    out: Float,
+    lse: Float,
+    grad_out: Float,
+    spec: &AttentionSpec,
 ) -> (Float, Float, Float) {
-    todo!()
+    let problem = Problem::check(&q, &k, &v, spec);
+    problem.check_backward(&out, &lse, &grad_out);
+    let saved = Saved {
+        out: &out,
+        lse: &lse,
+        grad_out: &grad_out,
+    };
+    match problem.accumulator {
+        DType::F64 => backward::backward::<f64>(problem, &q, &k, &v, saved),
+        _ => backward::backward::<f32>(problem, &q, &k, &v, saved),
+    }
 }

@@ -1,0 +1,3 @@
+//! Ways for ranks to reach each other.
+
+pub mod threads;

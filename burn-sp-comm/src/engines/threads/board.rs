@@ -1,0 +1,95 @@
+//! What every rank was last doing, for reports.
+
+use crate::Site;
+use std::fmt;
+use std::sync::Arc;
+
+/// One call of a collective.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub name: &'static str,
+    pub axis: Arc<str>,
+    /// The number of the call within its group.
+    pub sequence: u64,
+    pub site: Site,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} over {} (call {}) at {}",
+            self.name, self.axis, self.sequence, self.site
+        )
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Computing,
+    Waiting,
+    Finished,
+    Panicked,
+}
+
+/// A rank's line on the board.
+#[derive(Clone, Debug)]
+pub(super) struct Activity {
+    state: State,
+    last: Option<Call>,
+}
+
+impl Activity {
+    pub fn new() -> Self {
+        Activity {
+            state: State::Computing,
+            last: None,
+        }
+    }
+
+    /// Has posted `call` and goes on.
+    pub fn started(&mut self, call: &Call) {
+        *self = Activity {
+            state: State::Computing,
+            last: Some(call.clone()),
+        };
+    }
+
+    pub fn waiting(&mut self, call: &Call) {
+        *self = Activity {
+            state: State::Waiting,
+            last: Some(call.clone()),
+        };
+    }
+
+    pub fn computing(&mut self) {
+        self.state = State::Computing;
+    }
+
+    pub fn finished(&mut self) {
+        self.state = State::Finished;
+    }
+
+    pub fn panicked(&mut self) {
+        self.state = State::Panicked;
+    }
+
+    /// Whether the rank's code has ended, so that it will post nothing any more.
+    pub fn has_left(&self) -> bool {
+        matches!(self.state, State::Finished | State::Panicked)
+    }
+}
+
+impl fmt::Display for Activity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.state, &self.last) {
+            (State::Waiting, Some(call)) => write!(f, "waiting in {call}"),
+            (State::Computing | State::Waiting, None) => write!(f, "computing, no collective called yet"),
+            (State::Computing, Some(call)) => write!(f, "computing since its last collective, {call}"),
+            (State::Finished, None) => write!(f, "finished, no collective called"),
+            (State::Finished, Some(call)) => write!(f, "finished, its last collective was {call}"),
+            (State::Panicked, None) => write!(f, "panicked before its first collective"),
+            (State::Panicked, Some(call)) => write!(f, "panicked, its last collective was {call}"),
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Attention between tokens that ranks share. One entry; the layout and the mesh choose the strategy, and each strategy
+//! is one file of the same form: `forward`, `backward`.
+
+mod entry;
+mod gather_kv;
+mod local;
+mod node;
+mod strategy;
+mod ulysses;
+
+pub use entry::{AttentionOptions, KvMove, attention};
+pub use kernels_cubecl::{Mask, Positions, RotaryStyle};
+pub(crate) use node::autodiff;
+pub use strategy::AttentionCall;
+pub(crate) use strategy::cast;

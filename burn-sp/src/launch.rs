@@ -1,0 +1,129 @@
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_sp_comm::{
+    engines::threads::{self, ThreadsConfig},
+    raise,
+};
+
+use crate::{
+    Error, SpDevice,
+    layout::{Mesh, MeshShape},
+};
+
+/// How ranks are started.
+#[derive(Clone, Debug)]
+pub struct LaunchConfig {
+    /// The mesh; its product is the number of ranks.
+    pub mesh: MeshShape,
+    /// How long a rank waits for its peers before every rank fails with a report.
+    pub timeout: Duration,
+}
+
+impl LaunchConfig {
+    /// A mesh with the default timeout of one minute.
+    pub fn new(mesh: MeshShape) -> Self {
+        Self {
+            mesh,
+            timeout: Duration::from_secs(60),
+        }
+    }
+
+    /// Sets the timeout.
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+}
+
+/// Runs `body` on every rank, each a thread with its own place on the mesh, and returns the results in rank order.
+///
+/// Modules must be built inside `body` (or handed over by [`launch_module`]): an autodiff leaf that two ranks share would
+/// make their graphs one, and their backward passes would wait for each other.
+///
+/// # Errors
+/// If the mesh cannot be made, or a rank panics, comes late or calls another collective than its peers. Every rank then
+/// ends with the same report, which is returned.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+///
+/// let config = LaunchConfig::new(MeshShape::ulysses(2));
+/// let sums = launch(&config, &Device::flex(), |device: SpDevice| {
+///     let whole = Tensor::<2>::from_floats([[1.0], [2.0], [3.0]], device.device());
+///     let layout = Layout::replicated([3, 1]).shard(0, Axis::Ulysses, Split::Contiguous);
+///     let mine = device.distribute(whole, &layout);
+///     mine.sum_dim(0).gather().into_local().into_scalar::<f32>()
+/// })?;
+/// assert_eq!(sums, [6.0, 6.0]);
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
+pub fn launch<T, F>(config: &LaunchConfig, device: &Device, body: F) -> Result<Vec<T>, Error>
+where
+    T: Send,
+    F: Fn(SpDevice) -> T + Send + Sync,
+{
+    config.mesh.check(config.mesh.ranks())?;
+    let threads = ThreadsConfig {
+        ranks: config.mesh.ranks(),
+        timeout: config.timeout,
+    };
+    let results = threads::launch(&threads, |world| match Mesh::new(config.mesh, world) {
+        Ok(mesh) => body(SpDevice::new(device.clone(), Arc::new(mesh))),
+        Err(Error::Comm(error)) => raise(error),
+        Err(error) => panic!("{error}"),
+    })?;
+    Ok(results)
+}
+
+/// [`launch`], with a fork of `module` for every rank: the same weights (shared until they change), each with its own
+/// autodiff graph.
+///
+/// # Errors
+/// As [`launch`].
+pub fn launch_module<M, T, F>(config: &LaunchConfig, device: &Device, module: &M, body: F) -> Result<Vec<T>, Error>
+where
+    M: Module,
+    T: Send,
+    F: Fn(SpDevice, M) -> T + Send + Sync,
+{
+    config.mesh.check(config.mesh.ranks())?;
+    initialize(module);
+    let forks: Vec<_> = (0..config.mesh.ranks())
+        .map(|_| Mutex::new(Some(module.clone().fork(device))))
+        .collect();
+    launch(config, device, |device| {
+        let fork = forks[device.rank()]
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .take();
+        body(device, fork.expect("each rank takes its own fork once"))
+    })
+}
+
+/// Draws every parameter of a module now. Burn draws a parameter when it is first used, which ranks would do in any
+/// order and from a generator that they share; drawn now, the values depend on the device's seed and nothing else.
+pub fn initialize<M: Module>(module: &M) {
+    struct Draw;
+
+    impl ModuleVisitor for Draw {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let _ = param.val();
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+            let _ = param.val();
+        }
+
+        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+            let _ = param.val();
+        }
+    }
+
+    module.visit(&mut Draw);
+}

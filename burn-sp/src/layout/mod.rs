@@ -1,0 +1,13 @@
+//! Who holds what: mesh axes, placements, splits and layouts. Plain values, no tensors.
+
+mod axis;
+mod mesh;
+mod placement;
+mod split;
+mod tensor_layout;
+
+pub use axis::Axis;
+pub use mesh::{Mesh, MeshError, MeshShape};
+pub use placement::Placement;
+pub use split::Split;
+pub use tensor_layout::Layout;

@@ -1,0 +1,50 @@
+use kernels_cubecl::DropoutSpec;
+
+use crate::SpTensor;
+
+/// What a dropout mask depends on beside the position of an element: seed, training step and layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropoutKey {
+    /// The run's seed.
+    pub seed: u64,
+    /// The training step (micro-steps counted).
+    pub step: u64,
+    /// Which dropout of the model.
+    pub layer: u64,
+}
+
+impl DropoutKey {
+    /// The same step, another layer.
+    pub fn layer(self, layer: u64) -> Self {
+        Self { layer, ..self }
+    }
+}
+
+/// Dropout whose mask is a function of seed, step, layer and *global* element index: the same on 1 and on 8 ranks, in
+/// any layout, and in a recomputed forward pass. Nothing is stored for backward.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// Probability that an element is dropped, in `[0, 1)`.
+    pub probability: f64,
+}
+
+impl Dropout {
+    /// Applies the mask; without a key (evaluation) or with probability 0 the tensor passes as it is.
+    ///
+    /// # Panics
+    /// If the tensor is partial: a sum of dropped terms is not a dropped sum.
+    #[track_caller]
+    pub fn forward<const D: usize>(&self, x: SpTensor<D>, key: Option<DropoutKey>) -> SpTensor<D> {
+        let Some(key) = key.filter(|_| self.probability > 0.0) else {
+            return x;
+        };
+        let spec = DropoutSpec {
+            probability: self.probability,
+            seed: key.seed,
+            stream: key.step << 16 | key.layer,
+            shape: x.global_shape().to_vec(),
+            positions: (0..D).map(|dim| x.positions(dim)).collect(),
+        };
+        x.tokenwise(|local| kernels_cubecl::dropout(local, spec))
+    }
+}

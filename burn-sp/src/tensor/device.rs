@@ -1,0 +1,90 @@
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::tensor::{Device, Int, Tensor};
+
+use super::{SpKind, SpTensor};
+use crate::layout::{Axis, Layout, Mesh, Split};
+
+/// A Burn [`Device`] with a place on a mesh: what a rank's code gets from the launcher.
+#[derive(Clone, Debug)]
+pub struct SpDevice {
+    device: Device,
+    mesh: Arc<Mesh>,
+}
+
+/// Burn's generators are process-wide, and ranks may be threads of one process.
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+impl SpDevice {
+    /// Decorates a device.
+    pub fn new(device: Device, mesh: Arc<Mesh>) -> Self {
+        Self { device, mesh }
+    }
+
+    /// The plain device, for modules and tensors without a layout.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The mesh, as this rank sees it.
+    pub fn mesh(&self) -> &Arc<Mesh> {
+        &self.mesh
+    }
+
+    /// This rank, counted over the whole mesh.
+    pub fn rank(&self) -> usize {
+        self.mesh.rank()
+    }
+
+    /// Runs `init` with the device's generator seeded, undisturbed by other ranks: every rank that calls it with the
+    /// same seed gets the same random tensors.
+    pub fn seeded<T>(&self, seed: u64, init: impl FnOnce(&Device) -> T) -> T {
+        let _alone: MutexGuard<'_, ()> = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.device.seed(seed);
+        init(&self.device)
+    }
+
+    /// Takes this rank's slice of a tensor that every rank holds whole. Differentiable: the tensor's gradient is
+    /// partial, each rank's share of it lies where its slice was.
+    ///
+    /// # Panics
+    /// If the shape is not the layout's global shape, or the layout is partial.
+    #[track_caller]
+    pub fn distribute<const D: usize, K: SpKind>(&self, whole: Tensor<D, K>, layout: &Layout) -> SpTensor<D, K> {
+        assert!(
+            layout.partial_axes().is_empty(),
+            "distribute: a whole value cannot become {layout}; distribute it without the partial axes and redistribute to Partial"
+        );
+        assert!(
+            whole.dims() == layout.shape(),
+            "distribute: the tensor is {:?}, the layout {layout}; give the whole tensor's shape to the layout",
+            whole.dims()
+        );
+        let mut tensor = SpTensor::replicated(whole, self);
+        for dim in 0..D {
+            for (axis, split) in layout.shards(dim) {
+                tensor = tensor.shard(*axis, dim, split.clone());
+            }
+        }
+        tensor
+    }
+
+    /// The layout of a batch of token sequences `[batch, tokens, ...]` on this mesh: samples over `dp`, tokens over
+    /// `ring` (zigzag, which balances a causal mask) and inside it over `ulysses`.
+    pub fn sequence_layout(&self, shape: impl Into<Vec<usize>>) -> Layout {
+        Layout::replicated(shape)
+            .shard(0, Axis::Dp, Split::Contiguous)
+            .shard(1, Axis::Ring, Split::Zigzag)
+            .shard(1, Axis::Ulysses, Split::Contiguous)
+    }
+
+    /// Takes this rank's samples and tokens of a global batch; see [`sequence_layout`](Self::sequence_layout).
+    ///
+    /// # Shapes
+    /// - `batch`: `[batch, tokens]`
+    #[track_caller]
+    pub fn distribute_tokens(&self, batch: Tensor<2, Int>) -> SpTensor<2, Int> {
+        let layout = self.sequence_layout(batch.dims());
+        self.distribute(batch, &layout)
+    }
+}

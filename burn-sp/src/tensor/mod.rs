@@ -1,0 +1,22 @@
+//! Tensors with a layout, and the one differentiable operation that changes it.
+
+mod arithmetic;
+mod autodiff;
+mod backend;
+mod backends;
+mod device;
+mod kind;
+mod ops;
+mod refusal;
+mod sp_tensor;
+mod transition;
+
+pub use backend::SpBackend;
+pub use device::SpDevice;
+pub use kind::SpKind;
+pub use ops::SpOps;
+pub use refusal::Refusal;
+pub use sp_tensor::SpTensor;
+
+pub(crate) use kind::exchange;
+pub(crate) use transition::{Place, Transition};

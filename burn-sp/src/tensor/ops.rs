@@ -1,0 +1,88 @@
+use burn::backend::{
+    Backend, backend_extension,
+    tensor::{BoolTensor, FloatTensor, IntTensor},
+};
+
+use super::transition::Transition;
+use crate::{attention::AttentionCall, train::TokenLossSpec};
+
+/// The operations of this crate that run below Burn's tensor API, routed to whatever backend a tensor is on.
+///
+/// Users call [`SpTensor`](crate::SpTensor), [`attention`](crate::attention()) and the losses instead.
+#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+pub trait SpOps: Backend {
+    /// A layout change of a float tensor: *the* layout node of the autodiff graph.
+    fn redistribute(tensor: FloatTensor<Self>, transition: Transition) -> FloatTensor<Self>;
+
+    /// A layout change of an int tensor.
+    fn redistribute_int(tensor: IntTensor<Self>, transition: Transition) -> IntTensor<Self>;
+
+    /// A layout change of a bool tensor.
+    fn redistribute_bool(tensor: BoolTensor<Self>, transition: Transition) -> BoolTensor<Self>;
+
+    /// Attention between tokens that ranks share; see [`attention`](crate::attention()).
+    fn sharded_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        call: AttentionCall,
+    ) -> FloatTensor<Self>;
+
+    /// The loss of local tokens, chunk by chunk; see [`token_loss`](crate::train::token_loss).
+    fn token_loss(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        spec: TokenLossSpec,
+    ) -> FloatTensor<Self>;
+}
+
+/// The operations on a backend without autodiff: the generic algorithms, run forward.
+macro_rules! plain_ops {
+    ($backend:ty) => {
+        impl SpOps for $backend {
+            fn redistribute(
+                tensor: FloatTensor<Self>,
+                transition: crate::tensor::transition::Transition,
+            ) -> FloatTensor<Self> {
+                transition.run::<Self, burn::tensor::Float>(tensor)
+            }
+
+            fn redistribute_int(
+                tensor: IntTensor<Self>,
+                transition: crate::tensor::transition::Transition,
+            ) -> IntTensor<Self> {
+                transition.run::<Self, burn::tensor::Int>(tensor)
+            }
+
+            fn redistribute_bool(
+                tensor: BoolTensor<Self>,
+                transition: crate::tensor::transition::Transition,
+            ) -> BoolTensor<Self> {
+                transition.run::<Self, burn::tensor::Bool>(tensor)
+            }
+
+            fn sharded_attention(
+                q: FloatTensor<Self>,
+                k: FloatTensor<Self>,
+                v: FloatTensor<Self>,
+                call: crate::attention::AttentionCall,
+            ) -> FloatTensor<Self> {
+                call.forward::<Self>(q, k, v).0
+            }
+
+            fn token_loss(
+                hidden: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                targets: IntTensor<Self>,
+                weights: FloatTensor<Self>,
+                spec: crate::train::TokenLossSpec,
+            ) -> FloatTensor<Self> {
+                spec.forward::<Self>(hidden, weight, targets, weights, [false, false])
+                    .sum
+            }
+        }
+    };
+}
+pub(crate) use plain_ops;

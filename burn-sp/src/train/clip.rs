@@ -1,0 +1,128 @@
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+use burn_sp_comm::{Buffer, Collective, Communicator, Site, Transfer, raise};
+
+use super::ParamLayouts;
+use crate::layout::{Axis, Mesh};
+
+/// Scales summed gradients so that their global norm is at most `max_norm`; returns them and the norm before scaling.
+///
+/// Each parameter counts once, however many ranks hold it. Squares are added in f64 in a fixed order, and every rank
+/// uses rank 0's bits, so that replicated parameters stay equal bit for bit. A norm that is not finite leaves the
+/// gradients alone; the caller sees it.
+#[track_caller]
+pub fn clip_by_global_norm<M: Module>(
+    module: &M,
+    mut grads: GradientsParams,
+    max_norm: Option<f64>,
+    layouts: &ParamLayouts,
+    mesh: &Mesh,
+) -> (GradientsParams, f64) {
+    let site = Site::here();
+    let mut squares = Squares {
+        grads: &grads,
+        sums: BTreeMap::new(),
+        layouts,
+    };
+    module.visit(&mut squares);
+    let mut total = 0.0;
+    for (axes, sum) in squares.sums {
+        let axes: Vec<Axis> = axes.into_iter().filter(|axis| mesh.size(*axis) > 1).collect();
+        total += if axes.is_empty() {
+            sum
+        } else {
+            let comm = mesh.group(&axes).unwrap_or_else(|error| raise(error));
+            exchange_f64(Collective::AllReduce, sum, comm.as_ref(), site)
+        };
+    }
+    if mesh.world().size() > 1 {
+        total = exchange_f64(Collective::Broadcast { root: 0 }, total, mesh.world().as_ref(), site);
+    }
+    let norm = total.sqrt();
+    match max_norm {
+        Some(max_norm) if norm.is_finite() && norm > max_norm => {
+            module.visit(&mut Scale {
+                grads: &mut grads,
+                factor: max_norm / norm,
+            });
+        }
+        _ => {}
+    }
+    (grads, norm)
+}
+
+/// One number through a collective.
+pub(super) fn exchange_f64(op: Collective, value: f64, comm: &dyn Communicator, site: Site) -> f64 {
+    let transfer = Transfer {
+        op,
+        buffer: Buffer::from_slice(&[value], vec![1]),
+    };
+    match comm.run(vec![transfer], site) {
+        Ok(buffers) => buffers[0].to_vec::<f64>()[0],
+        Err(error) => raise(error),
+    }
+}
+
+struct Squares<'a> {
+    grads: &'a GradientsParams,
+    /// By the axes that shard the parameter.
+    sums: BTreeMap<Vec<Axis>, f64>,
+    layouts: &'a ParamLayouts,
+}
+
+impl ModuleVisitor for Squares<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            let axes = self.layouts.sharded_axes(param.id).to_vec();
+            *self.sums.entry(axes).or_default() += sum_of_squares(grad);
+        }
+    }
+}
+
+fn sum_of_squares<const D: usize>(tensor: Tensor<D>) -> f64 {
+    let dtype = tensor.dtype();
+    let data = if matches!(dtype, DType::F32 | DType::F64) {
+        tensor
+    } else {
+        tensor.cast(DType::F32)
+    }
+    .into_data();
+    match dtype {
+        DType::F64 => fixed_order(data.as_slice::<f64>().expect("the dtype is f64"), |x| x),
+        _ => fixed_order(data.as_slice::<f32>().expect("the dtype is f32"), f64::from),
+    }
+}
+
+/// Eight running sums, so that additions need not wait for each other; always the same eight.
+fn fixed_order<T: Copy>(values: &[T], wide: impl Fn(T) -> f64) -> f64 {
+    let mut sums = [0.0; 8];
+    let chunks = values.chunks_exact(8);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (sum, value) in sums.iter_mut().zip(chunk) {
+            let value = wide(*value);
+            *sum += value * value;
+        }
+    }
+    for (sum, value) in sums.iter_mut().zip(rest) {
+        let value = wide(*value);
+        *sum += value * value;
+    }
+    sums.iter().sum()
+}
+
+struct Scale<'a> {
+    grads: &'a mut GradientsParams,
+    factor: f64,
+}
+
+impl ModuleVisitor for Scale<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.remove::<D>(param.id) {
+            self.grads.register(param.id, grad.mul_scalar(self.factor));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Float, Tensor};
+use burn_sp_comm::{Site, raise};
+
+use super::ParamLayouts;
+use crate::{
+    SpKind,
+    layout::{Axis, Mesh},
+    tensor::{Place, Transition},
+};
+
+/// Elements of one message; a bucket holds at least one parameter.
+const BUCKET: usize = 1 << 24;
+
+/// Sums each parameter's gradient over every axis on which the parameter is replicated, once, in few large messages.
+///
+/// Call it once a step, after the last micro-step's backward. Gradients are sums, never means: the loss share has been
+/// divided by the global count already. Every rank ends with the same bits.
+///
+/// # Panics
+/// If ranks have gradients of different parameters (in a launched rank: every rank fails with a report).
+#[track_caller]
+pub fn sum_gradients<M: Module>(
+    module: &M,
+    mut grads: GradientsParams,
+    layouts: &ParamLayouts,
+    mesh: &Mesh,
+) -> GradientsParams {
+    let site = Site::here();
+    let mut take = Take {
+        grads: &mut grads,
+        taken: Vec::new(),
+        layouts,
+        mesh,
+    };
+    module.visit(&mut take);
+    let mut summed: HashMap<ParamId, Tensor<1>> = HashMap::new();
+    for ((axes, _), members) in grouped(take.taken) {
+        let comm = mesh.group(&axes).unwrap_or_else(|error| raise(error));
+        for bucket in buckets(members) {
+            let lengths: Vec<(ParamId, usize)> = bucket.iter().map(|(id, grad)| (*id, grad.dims()[0])).collect();
+            let terms = Tensor::cat(bucket.into_iter().map(|(_, grad)| grad).collect(), 0);
+            let sum = Transition {
+                from: Place::Partial,
+                to: Place::Replicate,
+                comm: comm.clone(),
+                site,
+            };
+            let total = Float::transition(terms, sum);
+            let mut start = 0;
+            for (id, length) in lengths {
+                summed.insert(id, total.clone().narrow(0, start, length));
+                start += length;
+            }
+        }
+    }
+    module.visit(&mut Give {
+        grads: &mut grads,
+        summed,
+    });
+    grads
+}
+
+type Flat = (ParamId, Tensor<1>);
+
+/// By the axes to sum over and the dtype, each group in the module's order.
+fn grouped(taken: Vec<(Vec<Axis>, Flat)>) -> BTreeMap<(Vec<Axis>, &'static str), Vec<Flat>> {
+    let mut groups: BTreeMap<_, Vec<Flat>> = BTreeMap::new();
+    for (axes, flat) in taken {
+        let dtype: DType = flat.1.dtype();
+        groups.entry((axes, dtype.name())).or_default().push(flat);
+    }
+    groups
+}
+
+fn buckets(members: Vec<Flat>) -> Vec<Vec<Flat>> {
+    let mut buckets: Vec<Vec<Flat>> = Vec::new();
+    let mut filled = BUCKET;
+    for member in members {
+        let length = member.1.dims()[0];
+        if filled + length > BUCKET {
+            buckets.push(Vec::new());
+            filled = 0;
+        }
+        filled += length;
+        buckets.last_mut().expect("a bucket was just opened").push(member);
+    }
+    buckets
+}
+
+struct Take<'a> {
+    grads: &'a mut GradientsParams,
+    taken: Vec<(Vec<Axis>, Flat)>,
+    layouts: &'a ParamLayouts,
+    mesh: &'a Mesh,
+}
+
+impl ModuleVisitor for Take<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let axes = self.layouts.replicated_axes(param.id, self.mesh);
+        if axes.is_empty() {
+            return;
+        }
+        if let Some(grad) = self.grads.remove::<D>(param.id) {
+            let length = grad.dims().iter().product::<usize>();
+            self.taken.push((axes, (param.id, grad.reshape([length]))));
+        }
+    }
+}
+
+struct Give<'a> {
+    grads: &'a mut GradientsParams,
+    summed: HashMap<ParamId, Tensor<1>>,
+}
+
+impl ModuleVisitor for Give<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(sum) = self.summed.remove(&param.id) {
+            self.grads.register(param.id, sum.reshape(param.dims()));
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! What a training step needs beside the model: the loss as a share, gradients summed over the right axes, clipping by
+//! the global norm.
+
+mod clip;
+mod gradients;
+mod loss;
+mod params;
+mod token_loss;
+
+pub use clip::clip_by_global_norm;
+pub use gradients::sum_gradients;
+pub use loss::{LossShare, valid_tokens};
+pub use params::ParamLayouts;
+pub(crate) use token_loss::token_loss_autodiff;
+pub use token_loss::{TokenLossSpec, token_loss};

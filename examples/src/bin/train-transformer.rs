@@ -1,0 +1,41 @@
+//! Trains a byte-level language model on text, its sequences split over ranks.
+
+use std::process::ExitCode;
+
+use burn_sp_examples::flags::{self, TrainFlags};
+use burn_sp_examples::memory::Tracking;
+use burn_sp_examples::progress::Progress;
+use burn_sp_examples::{RunError, summary::summary, train::train};
+
+#[global_allocator]
+static ALLOCATOR: Tracking = Tracking;
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .init();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run() -> Result<(), RunError> {
+    let flags: TrainFlags = flags::parse(std::env::args_os())?;
+    let (file, report) = (flags.run.config.clone(), flags.run.report.clone());
+    let mut flags = flags::with_file(flags, file.as_deref())?;
+    flags.run.report = report;
+    let config = flags.resolve()?;
+
+    let outcome = train(&config, &Progress::new(config.run.steps))?;
+    println!("{}", summary(&outcome));
+    if let Some(file) = &flags.run.report {
+        outcome.write(file)?;
+        eprintln!("report: {}", file.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! Flags, checked and completed: what a run needs, and nothing that cannot work.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use burn_sp::LaunchConfig;
+use burn_sp::attention::KvMove;
+use burn_sp::layout::MeshShape;
+use burn_sp_models::transformer::TransformerConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::flags::{DeviceKind, Engine, Kv, ModelFlags, RunFlags, Shape, TrainFlags};
+use crate::{InputError, memory};
+
+/// Byte-level: every value of a byte is a token.
+const VOCABULARY: usize = 256;
+
+/// What every program needs to know of a run. Its fields have the names of the flags, so that a report's `config` can
+/// be given to `--config`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // They are documented where they are flags.
+pub struct RunConfig {
+    pub engine: Engine,
+    pub device: DeviceKind,
+    pub ranks: usize,
+    pub dp: usize,
+    pub ring: usize,
+    pub ulysses: usize,
+    pub tp: usize,
+    pub kv: Kv,
+    pub seq_len: usize,
+    pub batch: usize,
+    pub accumulate: usize,
+    pub steps: usize,
+    pub seed: u64,
+    pub timeout: u64,
+    /// Whether the mesh was chosen here, because no axis was given.
+    #[serde(skip)]
+    pub chosen: bool,
+}
+
+/// A training run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct TrainConfig {
+    #[serde(flatten)]
+    pub run: RunConfig,
+    /// Files and folders; none: the workspace's own.
+    pub text: Option<Vec<PathBuf>>,
+    pub lr: f64,
+    pub clip: f64,
+    pub shape: Shape,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub ffn: usize,
+    pub dropout: f64,
+}
+
+fn refuse<T>(line: impl Display) -> Result<T, InputError> {
+    Err(InputError(line.to_string()))
+}
+
+/// The value of a flag that must not be 0.
+fn at_least_one(flag: &str, value: Option<usize>, default: usize) -> Result<usize, InputError> {
+    match value {
+        Some(0) => refuse(format!("{flag} 0: give it at least 1, or leave it out for {default}")),
+        value => Ok(value.unwrap_or(default)),
+    }
+}
+
+impl RunFlags {
+    /// Completes the flags and checks them.
+    ///
+    /// # Errors
+    /// One line: what cannot work, and what would.
+    pub fn resolve(&self) -> Result<RunConfig, InputError> {
+        check_report(self.report.as_deref())?;
+        let (mesh, chosen) = self.mesh()?;
+        Ok(RunConfig {
+            engine: self.engine.unwrap_or_default(),
+            device: self.device.unwrap_or_default(),
+            ranks: mesh.ranks(),
+            dp: mesh.dp,
+            ring: mesh.ring,
+            ulysses: mesh.ulysses,
+            tp: mesh.tp,
+            kv: Kv::Gather,
+            seq_len: at_least_one("--seq-len", self.seq_len, 1024)?,
+            batch: at_least_one("--batch", self.batch, 2)?,
+            accumulate: at_least_one("--accumulate", self.accumulate, 1)?,
+            steps: at_least_one("--steps", self.steps, 60)?,
+            seed: self.seed.unwrap_or(7),
+            timeout: match self.timeout {
+                Some(0) => refuse("--timeout 0: ranks must be given time to wait, at least 1 second")?,
+                timeout => timeout.unwrap_or(60),
+            },
+            chosen,
+        })
+    }
+
+    /// The mesh, and whether it was chosen here.
+    fn mesh(&self) -> Result<(MeshShape, bool), InputError> {
+        let axes = [
+            ("--dp", self.dp),
+            ("--ring", self.ring),
+            ("--ulysses", self.ulysses),
+            ("--tp", self.tp),
+        ];
+        for (flag, ranks) in [("--ranks", self.ranks)].into_iter().chain(axes) {
+            match ranks {
+                Some(0) => return refuse(format!("{flag} 0: give it at least 1, or leave it out")),
+                Some(ranks) if ranks > memory::MAX_RANKS => {
+                    return refuse(format!("{flag} {ranks}: at most {} ranks run", memory::MAX_RANKS));
+                }
+                _ => {}
+            }
+        }
+        if let Some(tp) = self.tp.filter(|tp| *tp > 1) {
+            return refuse(format!(
+                "--tp {tp}: tensor parallelism is not there yet; use --ulysses {tp}, or --ring {tp} --kv gather"
+            ));
+        }
+        if let (Some(ring), None) = (self.ring.filter(|ring| *ring > 1), self.kv) {
+            return refuse(format!(
+                "--ring {ring}: keys and values cannot travel from rank to rank yet; add --kv gather"
+            ));
+        }
+        if axes.iter().all(|(_, ranks)| ranks.is_none()) {
+            return Ok((MeshShape::ulysses(self.ranks.unwrap_or(2)), true));
+        }
+        let [dp, ring, ulysses, tp] = axes.map(|(_, ranks)| ranks.unwrap_or(1));
+        let mesh = MeshShape { dp, ring, ulysses, tp };
+        let ranks = self.ranks.unwrap_or(mesh.ranks());
+        if mesh.ranks() > memory::MAX_RANKS {
+            return refuse(format!(
+                "mesh: {mesh} needs {} ranks; at most {} run",
+                mesh.ranks(),
+                memory::MAX_RANKS
+            ));
+        }
+        match mesh.check(ranks) {
+            Ok(()) => Ok((mesh, false)),
+            Err(error) => refuse(error),
+        }
+    }
+}
+
+impl RunConfig {
+    /// Ranks on each axis.
+    pub fn mesh(&self) -> MeshShape {
+        MeshShape {
+            dp: self.dp,
+            ring: self.ring,
+            ulysses: self.ulysses,
+            tp: self.tp,
+        }
+    }
+
+    /// The mesh and why, in one line.
+    pub fn mesh_line(&self) -> String {
+        let mesh = self.mesh();
+        let why = match (self.chosen, self.ranks) {
+            (false, _) => "as given",
+            (true, 1) => "nothing to split",
+            (true, _) => {
+                "chosen, as no axis was given: every rank takes an equal part of the tokens, and attention works with any \
+                 number of heads"
+            }
+        };
+        format!("mesh: {mesh} ({why})")
+    }
+
+    /// How to start the ranks.
+    pub fn launch(&self) -> LaunchConfig {
+        LaunchConfig::new(self.mesh()).with_timeout(Duration::from_secs(self.timeout))
+    }
+
+    /// How the ring axis moves keys and values.
+    pub fn kv_move(&self) -> KvMove {
+        match self.kv {
+            Kv::Gather => KvMove::Gather,
+        }
+    }
+
+    /// Tokens of one step, over all ranks and micro-steps.
+    pub fn tokens_per_step(&self) -> usize {
+        self.batch * self.accumulate * self.seq_len
+    }
+}
+
+impl TrainFlags {
+    /// Completes the flags and checks them, all but the text itself.
+    ///
+    /// # Errors
+    /// One line: what cannot work, and what would.
+    pub fn resolve(&self) -> Result<TrainConfig, InputError> {
+        let run = self.run.resolve()?;
+        let lr = self.lr.unwrap_or(1e-3);
+        if !(lr.is_finite() && lr > 0.0) {
+            return refuse(format!("--lr {lr}: use a rate above 0, such as 0.001"));
+        }
+        let clip = self.clip.unwrap_or(1.0);
+        if !(clip.is_finite() && clip >= 0.0) {
+            return refuse(format!("--clip {clip}: use a norm above 0, or 0 for no clipping"));
+        }
+        let ModelFlags {
+            shape,
+            hidden,
+            layers,
+            heads,
+            kv_heads,
+            ffn,
+            dropout,
+        } = self.model;
+        let shape = shape.unwrap_or_default();
+        let hidden = at_least_one("--hidden", hidden, 256)?;
+        let heads = at_least_one("--heads", heads, 8)?;
+        if hidden % heads != 0 {
+            let near = [hidden / heads * heads, hidden.div_ceil(heads) * heads];
+            let works: Vec<_> = near.iter().filter(|n| **n > 0).map(usize::to_string).collect();
+            return refuse(format!(
+                "--hidden {hidden} --heads {heads}: the width is no multiple of the heads; use --hidden {}",
+                works.join(" or ")
+            ));
+        }
+        let wide = match shape {
+            Shape::Llama => (8 * hidden).div_ceil(3).next_multiple_of(16),
+            Shape::Gpt2 => 4 * hidden,
+        };
+        let config = TrainConfig {
+            run,
+            text: self.text.clone(),
+            lr,
+            clip,
+            shape,
+            hidden,
+            layers: at_least_one("--layers", layers, 4)?,
+            heads,
+            kv_heads: at_least_one("--kv-heads", kv_heads, heads)?,
+            ffn: at_least_one("--ffn", ffn, wide)?,
+            dropout: dropout.unwrap_or(0.0),
+        };
+        match config.model().problem() {
+            Some(problem) => refuse(format!("model: {problem}")),
+            None => Ok(config),
+        }
+    }
+}
+
+impl TrainConfig {
+    /// The model.
+    pub fn model(&self) -> TransformerConfig {
+        let model = match self.shape {
+            Shape::Llama => TransformerConfig::llama(VOCABULARY, self.hidden, self.layers, self.heads, self.ffn),
+            Shape::Gpt2 => TransformerConfig::gpt2(VOCABULARY, self.hidden, self.layers, self.heads, self.run.seq_len),
+        };
+        TransformerConfig {
+            kv_heads: self.kv_heads,
+            ffn_size: self.ffn,
+            dropout: self.dropout,
+            ..model
+        }
+    }
+}
+
+/// A report that cannot be written should be known before the run, not after it.
+fn check_report(file: Option<&Path>) -> Result<(), InputError> {
+    let Some(file) = file else { return Ok(()) };
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return refuse(format!(
+            "--report {}: {} is no folder; make it first",
+            file.display(),
+            folder.display()
+        ));
+    }
+    if file.is_dir() {
+        return refuse(format!(
+            "--report {}: that is a folder; name a file in it",
+            file.display()
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,35 @@
+use std::path::PathBuf;
+
+/// Input that cannot work, noticed before any rank starts: what, where, and what would work, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InputError(pub String);
+
+/// Why a program ended without a result.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Bad input; no rank has started.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// The ranks failed; all of them with this report.
+    #[error(transparent)]
+    Ranks(#[from] burn_sp::Error),
+    /// The run is over, but its report could not be written.
+    #[error("--report {}: {source}", path.display())]
+    Report {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+impl RunError {
+    /// What the process ends with: 2 for bad input, 1 for a run that failed.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            RunError::Input(_) => 2,
+            RunError::Ranks(_) | RunError::Report { .. } => 1,
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The flags that all programs share, and those of training; each may also stand in a configuration file.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, ValueEnum};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+
+use crate::InputError;
+
+/// How ranks run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// As threads of this process.
+    #[default]
+    Threads,
+}
+
+/// Where tensors live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// Burn's CPU backend.
+    #[default]
+    Flex,
+}
+
+/// How the ring axis moves keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kv {
+    /// All of them at once.
+    Gather,
+}
+
+/// The shape of the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shape {
+    /// Rotary positions, RMSNorm, SwiGLU.
+    #[default]
+    Llama,
+    /// Learned positions, LayerNorm, GELU, tied output.
+    Gpt2,
+}
+
+/// The flags of every program: the ranks, the size of the run, and where it is written down.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RunFlags {
+    /// How ranks run [default: threads]
+    #[arg(long, value_enum)]
+    pub engine: Option<Engine>,
+
+    /// Number of ranks [default: the product of the mesh, else 2]
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+
+    /// Data-parallel ranks: each has other samples
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
+    )]
+    pub dp: Option<usize>,
+
+    /// Sequence-parallel ranks between which keys and values travel; needs --kv gather
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
+    )]
+    pub ring: Option<usize>,
+
+    /// Sequence-parallel ranks that exchange tokens for heads around attention
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
+    )]
+    pub ulysses: Option<usize>,
+
+    /// Tensor-parallel ranks; not there yet, so at most 1
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
+    )]
+    pub tp: Option<usize>,
+
+    /// How the ring axis moves keys and values
+    #[arg(long, value_enum, help_heading = "Mesh (if none is given, ulysses takes all ranks)")]
+    pub kv: Option<Kv>,
+
+    /// Where tensors live [default: flex]
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceKind>,
+
+    /// Tokens of a sequence [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub seq_len: Option<usize>,
+
+    /// Sequences of a micro-step, over all ranks; dp splits them [default: 2]
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+
+    /// Micro-steps of a step, whose gradients are added [default: 1]
+    #[arg(long, value_name = "N")]
+    pub accumulate: Option<usize>,
+
+    /// Steps in total [default: 60]
+    #[arg(long, value_name = "N")]
+    pub steps: Option<usize>,
+
+    /// Fixes initial weights, data order and dropout, on any mesh [default: 7]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+
+    /// How long a rank waits for the others before all fail with a report [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+
+    /// A JSON file with any of these flags, `seq_len` for --seq-len; flags win over it. The "config" of a report is one
+    #[arg(long, value_name = "FILE.json")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// Write a machine-readable report here
+    #[arg(long, value_name = "FILE.json")]
+    #[serde(skip)]
+    pub report: Option<PathBuf>,
+}
+
+/// The size of a model.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[command(next_help_heading = "Model")]
+pub struct ModelFlags {
+    /// llama: rotary positions, RMSNorm, SwiGLU; gpt2: learned positions, LayerNorm, GELU [default: llama]
+    #[arg(long, value_enum)]
+    pub shape: Option<Shape>,
+
+    /// Width [default: 256]
+    #[arg(long, value_name = "N")]
+    pub hidden: Option<usize>,
+
+    /// Blocks [default: 4]
+    #[arg(long, value_name = "N")]
+    pub layers: Option<usize>,
+
+    /// Query heads [default: 8]
+    #[arg(long, value_name = "N")]
+    pub heads: Option<usize>,
+
+    /// Key/value heads, a divisor of the heads [default: as many]
+    #[arg(long, value_name = "N")]
+    pub kv_heads: Option<usize>,
+
+    /// Hidden units of the MLP [default: llama 8/3 of the width (688 at 256), gpt2 4 times the width]
+    #[arg(long, value_name = "N")]
+    pub ffn: Option<usize>,
+
+    /// Share of elements dropped in training [default: 0]
+    #[arg(long, value_name = "P")]
+    pub dropout: Option<f64>,
+}
+
+/// Trains a byte-level language model on text, its sequences split over ranks.
+///
+/// With no flags: 2 ranks, a small Llama, and the sources and documentation of the workspace as its text.
+#[derive(Parser, Clone, Debug, Default, Serialize, Deserialize)]
+#[command(name = "train-transformer", version)]
+pub struct TrainFlags {
+    /// The run.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub run: RunFlags,
+
+    /// UTF-8 files or folders to learn from [default: this workspace's sources and documentation]
+    #[arg(long, value_name = "PATH", num_args = 1.., help_heading = "Training")]
+    pub text: Option<Vec<PathBuf>>,
+
+    /// Learning rate of AdamW, constant [default: 0.001]
+    #[arg(long, value_name = "RATE", help_heading = "Training")]
+    pub lr: Option<f64>,
+
+    /// Largest global norm of the gradients; 0 turns clipping off [default: 1]
+    #[arg(long, value_name = "NORM", help_heading = "Training")]
+    pub clip: Option<f64>,
+
+    /// The model.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub model: ModelFlags,
+}
+
+/// Parses a command line. Asking for help or the version prints it and ends the process.
+///
+/// # Errors
+/// Clap's message, in one line.
+pub fn parse<F: Parser>(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> Result<F, InputError> {
+    F::try_parse_from(arguments).map_err(|error| {
+        if !error.use_stderr() {
+            error.exit();
+        }
+        let text = error.to_string();
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let telling = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+        let line = telling.collect::<Vec<_>>().join("; ");
+        InputError(format!(
+            "{}; --help lists all flags",
+            line.trim_start_matches("error: ")
+        ))
+    })
+}
+
+/// The flags of the file, where one is given, under those of the command line.
+///
+/// # Errors
+/// If the file cannot be read, is no JSON object, or has a field that no flag has or of another type.
+pub fn with_file<F>(flags: F, file: Option<&Path>) -> Result<F, InputError>
+where
+    F: Serialize + DeserializeOwned + Default,
+{
+    let Some(file) = file else {
+        return Ok(flags);
+    };
+    let wrong = |what: String| InputError(format!("--config {}: {what}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+    let fields: Map<String, Value> =
+        serde_json::from_str(&text).map_err(|error| wrong(format!("not a JSON object: {error}")))?;
+
+    let known = fields_of(&F::default());
+    let mut merged = Map::new();
+    for (name, value) in fields {
+        if !known.contains_key(&name) {
+            let names: Vec<_> = known.keys().map(String::as_str).collect();
+            return Err(wrong(format!("unknown field {name:?}; use {}", names.join(", "))));
+        }
+        // Alone first, so that the message can name it.
+        let alone = Map::from_iter([(name.clone(), value.clone())]);
+        F::deserialize(Value::Object(alone)).map_err(|error| wrong(format!("{name}: {error}")))?;
+        merged.insert(name, value);
+    }
+    merged.extend(fields_of(&flags).into_iter().filter(|(_, value)| !value.is_null()));
+    F::deserialize(Value::Object(merged)).map_err(|error| wrong(error.to_string()))
+}
+
+/// Every flag by name, null where it is not given.
+fn fields_of<F: Serialize>(flags: &F) -> Map<String, Value> {
+    match serde_json::to_value(flags) {
+        Ok(Value::Object(fields)) => fields,
+        // Flags are a struct of plain values.
+        other => unreachable!("flags are no object: {other:?}"),
+    }
+}

@@ -1,0 +1,367 @@
+//! Who holds how many bytes: an allocator that counts for the rank whose thread asked.
+//!
+//! A program that wants its memory counted declares
+//!
+//! ```
+//! use burn_sp_examples::memory::Tracking;
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: Tracking = Tracking;
+//!
+//! let rank = burn_sp_examples::memory::enter(3);
+//! let before = rank.live();
+//! let block = std::hint::black_box(vec![0u8; 1000]);
+//! assert_eq!(rank.live() - before, 1000);
+//! ```
+//!
+//! Blocks come from mimalloc, which keeps its pages: a fresh page costs several times the copy of its bytes.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use mimalloc::MiMalloc;
+
+/// The most ranks that can be told apart.
+pub const MAX_RANKS: usize = 256;
+
+/// Threads that are no rank, such as workers of a thread pool, count here.
+const SHARED: usize = MAX_RANKS;
+
+/// Blocks from this size on start on a cache line, for vector loads; smaller ones get the smallest header.
+const LARGE: usize = 1024;
+
+/// The allocator.
+pub struct Tracking;
+
+/// Apart by a cache line, so that ranks do not slow each other down.
+#[repr(align(128))]
+struct Slot {
+    live: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+static SLOTS: [Slot; MAX_RANKS + 1] = [const {
+    Slot {
+        live: AtomicUsize::new(0),
+        peak: AtomicUsize::new(0),
+    }
+}; MAX_RANKS + 1];
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+static UNRANKED: AtomicUsize = AtomicUsize::new(SHARED);
+
+thread_local! {
+    // Constant and without a destructor: reading it neither allocates nor fails while a thread ends.
+    static RANK: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+impl Slot {
+    fn add(&self, bytes: usize) {
+        let live = self.live.fetch_add(bytes, Relaxed) + bytes;
+        // A new peak is rare, so look before writing.
+        if live > self.peak.load(Relaxed) {
+            self.peak.fetch_max(live, Relaxed);
+        }
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.live.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// A thread's membership in a rank, or the blocks of all threads that are in none; made by [`enter`] and [`unranked`].
+#[derive(Debug)]
+pub struct Account {
+    slot: usize,
+    /// What the thread was before, if dropping this ends its membership.
+    previous: Option<Option<usize>>,
+    // It speaks of the thread it was made on.
+    not_send: PhantomData<*const ()>,
+}
+
+/// Counts what this thread allocates for a rank, until the result is dropped.
+///
+/// # Panics
+/// If the rank is not below [`MAX_RANKS`].
+pub fn enter(rank: usize) -> Account {
+    assert!(rank < MAX_RANKS, "memory: rank {rank} is not below {MAX_RANKS}");
+    Account {
+        slot: rank,
+        previous: Some(RANK.replace(Some(rank))),
+        not_send: PhantomData,
+    }
+}
+
+/// The blocks of all threads that are no rank.
+pub fn unranked() -> Account {
+    Account {
+        slot: SHARED,
+        previous: None,
+        not_send: PhantomData,
+    }
+}
+
+/// Whether threads that are no rank count for rank 0: right where it is the only one, so that they all work for it.
+pub fn unranked_work_for_rank_0(yes: bool) {
+    UNRANKED.store(if yes { 0 } else { SHARED }, Relaxed);
+}
+
+/// Whether this process allocates through [`Tracking`]; if not, all figures are 0.
+pub fn measured() -> bool {
+    INSTALLED.load(Relaxed)
+}
+
+impl Account {
+    /// Bytes held now.
+    pub fn live(&self) -> usize {
+        SLOTS[self.slot].live.load(Relaxed)
+    }
+
+    /// The most bytes held at once since the last [`reset_peak`](Self::reset_peak).
+    pub fn peak(&self) -> usize {
+        SLOTS[self.slot].peak.load(Relaxed)
+    }
+
+    /// Starts a new peak at what is held now.
+    pub fn reset_peak(&self) {
+        SLOTS[self.slot].peak.store(self.live(), Relaxed);
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if let Some(previous) = self.previous {
+            RANK.set(previous);
+        }
+    }
+}
+
+/// Room before a block of this layout, where the slot it is charged to is kept; a multiple of the alignment.
+fn header(layout: Layout) -> usize {
+    let room = if layout.size() >= LARGE { 64 } else { 16 };
+    layout.align().max(room)
+}
+
+/// The layout of header and block, or none if there is no such size.
+fn with_header(layout: Layout) -> Option<Layout> {
+    let header = header(layout);
+    Layout::from_size_align(layout.size().checked_add(header)?, header).ok()
+}
+
+fn charge(bytes: usize) -> usize {
+    if !INSTALLED.load(Relaxed) {
+        INSTALLED.store(true, Relaxed);
+    }
+    let slot = RANK.get().unwrap_or_else(|| UNRANKED.load(Relaxed));
+    SLOTS[slot].add(bytes);
+    slot
+}
+
+/// Charges a block to this thread and writes down whom; returns where the user's part begins.
+///
+/// # Safety
+/// `start` must be null or the start of an allocation of `with_header(layout)`.
+unsafe fn open(start: *mut u8, layout: Layout) -> *mut u8 {
+    if start.is_null() {
+        return start;
+    }
+    // SAFETY: the allocation holds the header before the block, so the result lies within it.
+    let block = unsafe { start.add(header(layout)) };
+    // SAFETY: the word before the block lies in the header (at least 16 bytes) and is aligned, since the block's address
+    // is a multiple of the header's size.
+    unsafe { block.cast::<usize>().sub(1).write(charge(layout.size())) };
+    block
+}
+
+/// The slot that a block is charged to.
+///
+/// # Safety
+/// `block` must come from [`open`].
+unsafe fn owner(block: *mut u8) -> &'static Slot {
+    // SAFETY: `open` wrote a slot's index into the word before the block, and users write to the block only.
+    &SLOTS[unsafe { block.cast::<usize>().sub(1).read() }]
+}
+
+// SAFETY: every block is a part of a block of mimalloc's, aligned as asked because the header is a multiple of the
+// alignment; sizes and addresses are computed from the same layout at allocation and release.
+unsafe impl GlobalAlloc for Tracking {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let Some(whole) = with_header(layout) else {
+            return std::ptr::null_mut();
+        };
+        // SAFETY: `whole` is not empty, as it holds the header, and `open` gets the layout it was made from.
+        unsafe { open(MiMalloc.alloc(whole), layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let Some(whole) = with_header(layout) else {
+            return std::ptr::null_mut();
+        };
+        // SAFETY: as in `alloc`; the header is written, the block stays zero.
+        unsafe { open(MiMalloc.alloc_zeroed(whole), layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: `block` came from this allocator with `layout`, so its layout with header exists and its start lies
+        // one header before it.
+        unsafe {
+            owner(block).subtract(layout.size());
+            let room = header(layout);
+            let whole = Layout::from_size_align_unchecked(layout.size() + room, room);
+            MiMalloc.dealloc(block.sub(room), whole);
+        }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let Ok(new) = Layout::from_size_align(size, layout.align()) else {
+            return std::ptr::null_mut();
+        };
+        let room = header(layout);
+        let Some(whole) = with_header(new).filter(|_| header(new) == room) else {
+            // The block would have to move within its allocation.
+            // SAFETY: `block` is valid for `layout`; the new one does not overlap it.
+            unsafe {
+                let moved = self.alloc(new);
+                if !moved.is_null() {
+                    std::ptr::copy_nonoverlapping(block, moved, layout.size().min(size));
+                    self.dealloc(block, layout);
+                }
+                return moved;
+            }
+        };
+        // SAFETY: as in `dealloc`; the header is the same for both sizes and moves with its block. A block that fails to
+        // grow stays as it is, and so does its charge; one that grows is charged to this thread from now on.
+        unsafe {
+            let old = Layout::from_size_align_unchecked(layout.size() + room, room);
+            let owner = owner(block);
+            let start = MiMalloc.realloc(block.sub(room), old, whole.size());
+            if start.is_null() {
+                return start;
+            }
+            owner.subtract(layout.size());
+            open(start, new)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[global_allocator]
+    static ALLOCATOR: Tracking = Tracking;
+
+    // Each test uses ranks of its own, as tests run side by side.
+
+    fn block(bytes: usize) -> Vec<u8> {
+        std::hint::black_box(Vec::with_capacity(bytes))
+    }
+
+    #[test]
+    fn a_rank_is_charged_for_what_its_thread_allocates() {
+        assert!(measured());
+        let rank = enter(10);
+        let before = rank.live();
+        rank.reset_peak();
+        let first = block(3000);
+        let second = block(100);
+        assert_eq!(rank.live() - before, 3100);
+        drop(first);
+        assert_eq!((rank.live() - before, rank.peak() - before), (100, 3100));
+        rank.reset_peak();
+        assert_eq!(rank.peak() - before, 100);
+        drop(second);
+        assert_eq!(rank.live(), before);
+    }
+
+    #[test]
+    fn a_block_freed_elsewhere_is_taken_off_its_owner() {
+        let owner = enter(20);
+        let before = owner.live();
+        let moved = block(5000);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let other = enter(21);
+                let before = other.live();
+                drop(moved);
+                assert_eq!(other.live(), before);
+            });
+        });
+        // The thread's own bookkeeping was allocated here too and may still be there.
+        assert!(owner.live() - before < 2000, "{}", owner.live() - before);
+    }
+
+    #[test]
+    fn membership_ends_and_nests() {
+        let outer = enter(30);
+        let before = outer.live();
+        let inner = enter(31);
+        let held = block(700);
+        drop(inner);
+        assert_eq!(outer.live(), before);
+        let own = block(600);
+        assert_eq!(outer.live() - before, 600);
+        drop((held, own));
+        assert_eq!(outer.live(), before);
+    }
+
+    #[test]
+    fn blocks_grow_and_shrink_with_their_bytes_and_their_charge() {
+        let rank = enter(40);
+        let before = rank.live();
+        let mut bytes: Vec<u8> = block(10);
+        // Across the size from which the header is larger, both ways, and far enough to move.
+        for size in [10, 900, 1023, 1024, 5000, 3_000_000, 2000, 1024, 1023, 12] {
+            let old = bytes.len();
+            bytes.resize(size, 0);
+            bytes.shrink_to_fit();
+            for (index, byte) in bytes.iter_mut().enumerate().skip(old) {
+                *byte = index as u8;
+            }
+            let right = bytes.iter().enumerate().all(|(index, byte)| *byte == index as u8);
+            assert!(right, "{size}");
+            assert_eq!(rank.live() - before, size);
+        }
+        drop(bytes);
+        assert_eq!(rank.live(), before);
+    }
+
+    #[test]
+    fn any_alignment_is_kept_and_zeroed_blocks_are_zero() {
+        for align in [1, 2, 8, 16, 32, 64, 256, 4096] {
+            for size in [1, 24, 1000, 1024, 100_000] {
+                let layout = Layout::from_size_align(size, align).unwrap();
+                // SAFETY: the block is used within its size and released with its layout.
+                unsafe {
+                    let block = ALLOCATOR.alloc_zeroed(layout);
+                    assert_eq!(block as usize % align, 0, "{layout:?}");
+                    assert!(size < LARGE || (block as usize).is_multiple_of(64), "{layout:?}");
+                    assert!((0..size).all(|index| block.add(index).read() == 0), "{layout:?}");
+                    ALLOCATOR.dealloc(block, layout);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn threads_without_a_rank_share_an_account() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let shared = unranked();
+                shared.reset_peak();
+                let held = block(50_000_000);
+                assert!(shared.live() >= 50_000_000);
+                drop(held);
+                assert!(shared.peak() >= 50_000_000);
+            });
+        });
+    }
+
+    #[test]
+    fn a_size_that_does_not_exist_is_refused() {
+        let layout = Layout::from_size_align(isize::MAX as usize, 1).unwrap();
+        // SAFETY: a null result is not used.
+        assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
+    }
+}

@@ -1,0 +1,92 @@
+//! The memory of a rank's training steps, by the report's definitions.
+
+use burn_sp::comm::Counter;
+
+use crate::memory::Account;
+
+/// Follows one rank through its steps; every call ends a phase.
+pub(crate) struct Meter {
+    account: Account,
+    /// Bytes of all parameters' gradients.
+    gradients: usize,
+    /// Live when the step started.
+    start: usize,
+    /// Whether gradients of earlier micro-steps are held.
+    accumulated: bool,
+    figures: Figures,
+}
+
+/// What a rank reports.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    /// The most bytes held at once.
+    pub peak: u64,
+    /// The most bytes that forward and backward held beside parameters, optimizer and gradients.
+    pub activation: u64,
+    /// What summing the gradients needed beside them.
+    pub buckets: u64,
+    /// Traffic of the training steps.
+    pub traffic: Vec<Counter>,
+}
+
+impl Meter {
+    pub fn new(account: Account, gradients: usize) -> Self {
+        account.reset_peak();
+        Self {
+            start: account.live(),
+            account,
+            gradients,
+            accumulated: false,
+            figures: Figures::default(),
+        }
+    }
+
+    /// Ends a phase: the most bytes that were held at once in it.
+    fn lap(&mut self) -> usize {
+        let peak = self.account.peak();
+        self.account.reset_peak();
+        self.figures.peak = self.figures.peak.max(peak as u64);
+        peak
+    }
+
+    pub fn step_starts(&mut self) {
+        self.lap();
+        self.start = self.account.live();
+        self.accumulated = false;
+    }
+
+    pub fn forward_done(&mut self) {
+        self.activation(if self.accumulated { self.gradients } else { 0 });
+    }
+
+    /// The gradients grow while the activations shrink. Taking all of them off errs on the low side where the peak comes
+    /// early, but never below the end of the forward pass, which has been counted without them.
+    pub fn backward_done(&mut self) {
+        self.activation(if self.accumulated { 2 } else { 1 } * self.gradients);
+        self.accumulated = true;
+    }
+
+    fn activation(&mut self, gradients: usize) {
+        let held = self.lap().saturating_sub(self.start + gradients);
+        self.figures.activation = self.figures.activation.max(held as u64);
+    }
+
+    /// Before gradients are summed.
+    pub fn sum_starts(&mut self) {
+        self.lap();
+    }
+
+    pub fn sum_done(&mut self) {
+        // The sum takes the gradients it was given apart and makes new ones.
+        let extra = self.lap().saturating_sub(self.start + self.gradients);
+        self.figures.buckets = self.figures.buckets.max(extra as u64);
+    }
+
+    pub fn finish(mut self, traffic: Vec<Counter>) -> Figures {
+        self.lap();
+        Figures {
+            traffic,
+            ..self.figures
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Training a byte-level transformer, its tokens split over the mesh.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, Int};
+use burn_sp::comm::{CommError, raise};
+use burn_sp::nn::DropoutKey;
+use burn_sp::train::{ParamLayouts, clip_by_global_norm, sum_gradients, valid_tokens};
+use burn_sp::{SpDevice, SpTensor, launch_module};
+use burn_sp_models::transformer::{ForwardOptions, Transformer, tokens_and_labels};
+
+use crate::RunError;
+use crate::config::{RunConfig, TrainConfig};
+use crate::flags::DeviceKind;
+use crate::memory;
+use crate::meter::{Figures, Meter};
+use crate::progress::Progress;
+use crate::report::{Memory, Report, Step, median_seconds, method};
+use crate::text::Text;
+
+/// Windows of held-out text that validation looks at.
+const VALIDATION_WINDOWS: usize = 8;
+
+/// Parameters are f32.
+const PARAMETER_BYTES: usize = 4;
+
+/// Trains as configured and says how it went.
+///
+/// # Errors
+/// If the text is too short (before any rank starts), or the ranks fail.
+pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunError> {
+    let run = &config.run;
+    let text = Text::read(config.text.as_deref())?;
+    text.check(run.seq_len)?;
+    memory::unranked_work_for_rank_0(run.ranks == 1);
+    memory::unranked().reset_peak();
+
+    let device = plain_device(run.device).autodiff();
+    let model = build(config, &device);
+    let parameters = model.num_params();
+    progress.line(&run.mesh_line());
+    progress.line(&text.line());
+    progress.line(&format!("model: {parameters} parameters"));
+
+    let outcomes = launch_module(&run.launch(), &device, &model, |device, model| {
+        Rank::new(device, config, &text, parameters).run(model, progress)
+    })?;
+    progress.finish();
+    Ok(report(config, parameters * PARAMETER_BYTES, outcomes))
+}
+
+fn plain_device(kind: DeviceKind) -> Device {
+    match kind {
+        DeviceKind::Flex => Device::flex(),
+    }
+}
+
+/// The initial model: a function of the seed.
+fn build(config: &TrainConfig, device: &Device) -> Transformer {
+    // The generator belongs to the process: two runs in one process must not draw from it at once.
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    let _alone = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    device.seed(config.run.seed);
+    config.model().init(device)
+}
+
+/// What a rank brings home.
+struct Outcome {
+    steps: Vec<Step>,
+    validation_loss: f64,
+    figures: Figures,
+}
+
+/// One rank at work.
+struct Rank<'a> {
+    device: SpDevice,
+    config: &'a TrainConfig,
+    run: &'a RunConfig,
+    text: &'a Text,
+    meter: Meter,
+    layouts: ParamLayouts,
+    optimizer: ModuleOptimizer,
+}
+
+type Sample = (SpTensor<2, Int>, SpTensor<2, Int>);
+
+impl<'a> Rank<'a> {
+    fn new(device: SpDevice, config: &'a TrainConfig, text: &'a Text, parameters: usize) -> Self {
+        Self {
+            meter: Meter::new(memory::enter(device.rank()), parameters * PARAMETER_BYTES),
+            device,
+            config,
+            run: &config.run,
+            text,
+            layouts: ParamLayouts::replicated(),
+            optimizer: AdamWConfig::new()
+                .with_beta_1(0.9)
+                .with_beta_2(0.95)
+                .with_epsilon(1e-8)
+                .with_weight_decay(0.1)
+                .init(),
+        }
+    }
+
+    fn run(mut self, mut model: Transformer, progress: &Progress) -> Outcome {
+        let first = self.device.rank() == 0;
+        self.device.mesh().world().reset_statistics();
+        let mut steps = Vec::with_capacity(self.run.steps);
+        for step in 0..self.run.steps {
+            let start = Instant::now();
+            let (updated, loss, grad_norm) = self.step(step, model);
+            model = updated;
+            let done = Step {
+                step: step + 1,
+                loss,
+                grad_norm,
+                seconds: start.elapsed().as_secs_f64(),
+                tokens: self.run.tokens_per_step(),
+            };
+            if !(loss.is_finite() && grad_norm.is_finite()) {
+                self.give_up(&done);
+            }
+            if first {
+                progress.step(&done);
+            }
+            steps.push(done);
+        }
+        let traffic = self.device.mesh().world().statistics();
+        Outcome {
+            steps,
+            validation_loss: self.validate(&model),
+            figures: self.meter.finish(traffic),
+        }
+    }
+
+    /// One step: the updated model, the loss and the gradients' norm.
+    fn step(&mut self, step: usize, model: Transformer) -> (Transformer, f64, f64) {
+        self.meter.step_starts();
+        let samples: Vec<Sample> = (0..self.run.accumulate).map(|micro| self.sample(step, micro)).collect();
+        let count = valid_tokens(samples.iter().map(|(_, labels)| labels));
+
+        let mut accumulator = GradientsAccumulator::new();
+        let mut loss = 0.0;
+        for (micro, (tokens, labels)) in samples.into_iter().enumerate() {
+            let dropout = DropoutKey {
+                seed: self.run.seed,
+                step: (step * self.run.accumulate + micro) as u64,
+                layer: 0,
+            };
+            let share = model.loss(tokens, &labels, count, self.options(Some(dropout)));
+            self.meter.forward_done();
+            let gradients = GradientsParams::from_grads(share.backward(), &model);
+            self.meter.backward_done();
+            accumulator.accumulate(&model, gradients);
+            loss += share.value();
+        }
+
+        self.meter.sum_starts();
+        let mesh = self.device.mesh();
+        let gradients = sum_gradients(&model, accumulator.grads(), &self.layouts, mesh);
+        self.meter.sum_done();
+        let clip = (self.config.clip > 0.0).then_some(self.config.clip);
+        let (gradients, norm) = clip_by_global_norm(&model, gradients, clip, &self.layouts, mesh);
+        (self.optimizer.step(self.config.lr, model, gradients), loss, norm)
+    }
+
+    /// The tokens and labels of a micro-step.
+    fn sample(&self, step: usize, micro: usize) -> Sample {
+        let batch = self.run.batch as u64;
+        let first = micro as u64 * batch;
+        let windows = self.text.windows(
+            self.run.seed,
+            step as u64,
+            first..first + batch,
+            self.run.seq_len,
+            self.device.device(),
+        );
+        tokens_and_labels(windows, &self.device)
+    }
+
+    fn options(&self, dropout: Option<DropoutKey>) -> ForwardOptions {
+        ForwardOptions {
+            kv: self.run.kv_move(),
+            dropout,
+        }
+    }
+
+    /// The mean loss over held-out windows, without a graph.
+    fn validate(&self, model: &Transformer) -> f64 {
+        let model = model.valid();
+        let device = SpDevice::new(self.device.device().clone().inner(), self.device.mesh().clone());
+        let windows = self
+            .text
+            .validation(VALIDATION_WINDOWS, self.run.seq_len, self.run.batch, device.device());
+        let samples: Vec<Sample> = windows
+            .into_iter()
+            .map(|windows| tokens_and_labels(windows, &device))
+            .collect();
+        let count = valid_tokens(samples.iter().map(|(_, labels)| labels));
+        let losses = samples
+            .into_iter()
+            .map(|(tokens, labels)| model.loss(tokens, &labels, count, self.options(None)).value());
+        losses.sum()
+    }
+
+    /// Every rank sees the same loss and norm, so every rank comes here.
+    fn give_up(&self, step: &Step) -> ! {
+        raise(CommError::failed(
+            self.device.rank(),
+            format!(
+                "step {}: the loss is {} and the gradient norm {}; a smaller --lr (now {}) may help",
+                step.step, step.loss, step.grad_norm, self.config.lr
+            ),
+        ))
+    }
+}
+
+fn report(config: &TrainConfig, parameter_bytes: usize, outcomes: Vec<Outcome>) -> Report {
+    let run = &config.run;
+    let each = |bytes: usize| vec![bytes as u64; run.ranks];
+    let of = |figure: fn(&Figures) -> u64| outcomes.iter().map(|outcome| figure(&outcome.figures)).collect();
+    let known = memory::measured();
+    let measured = |bytes: Vec<u64>| if known { bytes } else { each(0) };
+    let memory = Memory {
+        peak_bytes_per_rank: measured(of(|figures| figures.peak)),
+        peak_activation_bytes_per_rank: measured(of(|figures| figures.activation)),
+        parameter_bytes_per_rank: each(parameter_bytes),
+        optimizer_bytes_per_rank: each(2 * parameter_bytes),
+        gradient_bytes_per_rank: each(parameter_bytes),
+        bucket_bytes_per_rank: measured(of(|figures| figures.buckets)),
+        other_threads_peak_bytes: if run.ranks == 1 {
+            0
+        } else {
+            memory::unranked().peak() as u64
+        },
+        method: method(run.ranks),
+    };
+    let communication = outcomes
+        .iter()
+        .flat_map(|outcome| outcome.figures.traffic.clone())
+        .collect();
+    // Losses are the same on every rank.
+    let (steps, validation_loss) = match outcomes.into_iter().next() {
+        Some(first) => (first.steps, Some(first.validation_loss)),
+        None => (Vec::new(), None),
+    };
+    let median = median_seconds(&steps);
+    Report {
+        program: "train-transformer".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        engine: run.engine,
+        device: run.device,
+        ranks: run.ranks,
+        mesh: run.mesh(),
+        config: serde_json::to_value(config).unwrap_or_default(),
+        steps,
+        validation_loss,
+        tokens_per_second: run.tokens_per_step() as f64 / median,
+        step_seconds_median: median,
+        memory,
+        communication,
+    }
+}

@@ -1,0 +1,137 @@
+//! What both directions share: the checked sizes of a call.
+
+use std::ops::Range;
+
+use burn::tensor::DType;
+use burn_flex::FlexTensor;
+
+use super::rows::accumulator;
+use crate::AttentionSpec;
+
+/// The sizes of one call, known to fit together.
+#[derive(Clone, Copy)]
+pub struct Problem<'a> {
+    pub batch: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
+    /// Dtype of q, k and v.
+    pub dtype: DType,
+    pub accumulator: DType,
+    pub spec: &'a AttentionSpec,
+}
+
+impl<'a> Problem<'a> {
+    /// # Panics
+    /// With one message that names the shapes and what would work, if they do not fit together.
+    pub fn check(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor, spec: &'a AttentionSpec) -> Self {
+        let given = || {
+            let [q, k, v] = [q, k, v].map(|tensor| describe(tensor));
+            format!("attention: q {q}, k {k}, v {v}")
+        };
+        let shape = |tensor: &FlexTensor| <[usize; 4]>::try_from(tensor.layout().shape().to_vec()).ok();
+        let (Some(q_shape), Some(k_shape), Some(v_shape)) = (shape(q), shape(k), shape(v)) else {
+            panic!(
+                "{}: expected three tensors of rank 4, [batch, tokens, heads, dim]",
+                given()
+            );
+        };
+        let dtype = q.dtype();
+        let Some(accumulator) = accumulator(dtype) else {
+            panic!("{}: expected f64, f32, f16 or bf16", given());
+        };
+        let [batch, queries, heads, head_dim] = q_shape;
+        let [_, keys, kv_heads, value_dim] = v_shape;
+        let expected = [batch, keys, kv_heads];
+        assert!(
+            k.dtype() == dtype && v.dtype() == dtype,
+            "{}: expected one dtype for all three",
+            given()
+        );
+        assert!(
+            k_shape[..3] == expected && v_shape[..3] == expected && k_shape[3] == head_dim,
+            "{}: expected k [{batch}, keys, kv_heads, {head_dim}] and v [{batch}, keys, kv_heads, value_dim]",
+            given()
+        );
+        assert!(
+            head_dim > 0 && value_dim > 0,
+            "{}: expected a head_dim and a value_dim of at least 1",
+            given()
+        );
+        let map = spec.heads;
+        assert!(
+            heads == 0 || (map.ratio > 0 && map.kv_head(heads - 1) < kv_heads),
+            "{}: {map:?} sends the {heads} query heads beyond the {kv_heads} key/value heads; \
+             expected (heads - 1 + offset) / ratio < kv_heads",
+            given()
+        );
+        for (name, tokens, positions) in [("q", queries, &spec.q_positions), ("k", keys, &spec.k_positions)] {
+            assert!(
+                tokens == positions.len(),
+                "{}: {name} has {tokens} tokens but {name}_positions {} positions; expected as many",
+                given(),
+                positions.len()
+            );
+        }
+        Self {
+            batch,
+            queries,
+            keys,
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim,
+            dtype,
+            accumulator,
+            spec,
+        }
+    }
+
+    /// Checks what backward gets beside q, k and v.
+    ///
+    /// # Panics
+    /// As [`check`](Self::check).
+    pub fn check_backward(&self, out: &FlexTensor, lse: &FlexTensor, grad_out: &FlexTensor) {
+        let rows = [self.batch, self.queries, self.heads, self.value_dim];
+        let numbers = [self.batch, self.heads, self.queries];
+        let fits = |tensor: &FlexTensor, shape: &[usize], wide: bool| {
+            let dtype = tensor.dtype();
+            tensor.layout().shape().as_slice() == shape && (dtype == self.accumulator || !wide && dtype == self.dtype)
+        };
+        assert!(
+            fits(out, &rows, false) && fits(grad_out, &rows, false) && fits(lse, &numbers, true),
+            "attention backward: out {}, grad_out {}, lse {}: expected out and grad_out {rows:?} in {:?} or {:?}, \
+             and lse {numbers:?} in {:?}",
+            describe(out),
+            describe(grad_out),
+            describe(lse),
+            self.dtype,
+            self.accumulator,
+            self.accumulator,
+        );
+    }
+
+    /// Dtype of outputs and gradients.
+    pub fn result_dtype(&self) -> DType {
+        if self.spec.wide { self.accumulator } else { self.dtype }
+    }
+
+    /// The query heads that read key/value head `kv_head`.
+    pub fn readers(&self, kv_head: usize) -> Range<usize> {
+        let map = self.spec.heads;
+        let local = |head: usize| head.saturating_sub(map.offset).min(self.heads);
+        local(kv_head * map.ratio)..local((kv_head + 1) * map.ratio)
+    }
+
+    /// Whether each key/value head is read by exactly one query head, its own.
+    pub fn one_to_one(&self) -> bool {
+        self.heads == self.kv_heads && (0..self.kv_heads).all(|head| self.readers(head) == (head..head + 1))
+    }
+}
+
+fn describe(tensor: &FlexTensor) -> String {
+    format!("{:?} {:?}", tensor.layout().shape().as_slice(), tensor.dtype())
+}

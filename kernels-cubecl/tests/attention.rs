@@ -1,0 +1,12 @@
+//! Fused attention on Flex against fixtures made with PyTorch, exact oracles and an independent f64 computation.
+
+#[path = "attention/accuracy.rs"]
+mod accuracy;
+#[path = "attention/fixtures.rs"]
+mod fixtures;
+#[path = "attention/invariants.rs"]
+mod invariants;
+#[path = "attention/refusals.rs"]
+mod refusals;
+#[path = "attention/support.rs"]
+mod support;

@@ -1,0 +1,162 @@
+use burn::module::Module;
+use burn::nn::{Embedding, Linear};
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_sp::attention::{AttentionOptions, KvMove, Mask, RotaryStyle};
+use burn_sp::nn::{Dropout, DropoutKey, Rotary, RotaryTable};
+use burn_sp::train::{LossShare, token_loss};
+use burn_sp::{SpDevice, SpTensor};
+
+use super::{Block, Norm};
+
+/// What a forward pass depends on beside its tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ForwardOptions {
+    /// How the ring axis moves keys and values.
+    pub kv: KvMove,
+    /// Names the dropout masks of a training step; none for evaluation.
+    pub dropout: Option<DropoutKey>,
+}
+
+/// A decoder-only language model; made by [`TransformerConfig`](super::TransformerConfig).
+#[derive(Module, Debug)]
+pub struct Transformer {
+    /// Token embedding, `[vocab, hidden]`.
+    pub embedding: Embedding,
+    /// Position embedding, where positions are learned.
+    pub positions: Option<Embedding>,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+    /// Norm before the output layer.
+    pub norm: Norm,
+    /// Output layer, where it is not the token embedding.
+    pub head: Option<Linear>,
+    /// Base of the rotary wavelengths, where positions are rotary.
+    pub rotary_theta: Option<f64>,
+    /// Dropout after the embedding and on the residual branches.
+    pub dropout: f64,
+}
+
+impl Transformer {
+    /// The residual stream after the last norm.
+    ///
+    /// # Shapes
+    /// - `tokens`: `[batch, tokens]` with ids below the vocabulary's size
+    /// - returns `[batch, tokens, hidden]` in the same layout
+    #[track_caller]
+    pub fn forward(&self, tokens: SpTensor<2, Int>, options: ForwardOptions) -> SpTensor<3> {
+        let positions = tokens.positions(1);
+        let dropout = Dropout {
+            probability: self.dropout,
+        };
+        let key = |layer: u64| options.dropout.map(|key| key.layer(layer));
+        let x = tokens.tokenwise(|ids| {
+            let device = ids.device();
+            let x = self.embedding.forward(ids);
+            match &self.positions {
+                Some(learned) => {
+                    let [max, _] = learned.weight.dims();
+                    let last = positions.ranges().last().map_or(0, |range| range.end);
+                    assert!(
+                        last <= max,
+                        "transformer: position {} has no learned embedding; there are {max}",
+                        last - 1
+                    );
+                    let ids: Vec<i64> = positions.iter().map(|position| position as i64).collect();
+                    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, positions.len()]), &device);
+                    x + learned.forward(ids)
+                }
+                None => x,
+            }
+        });
+        let attention = AttentionOptions {
+            mask: Mask::Causal,
+            scale: None,
+            kv: options.kv,
+        };
+        let rotary = self.rotary_table(&x, &positions);
+        let mut x = dropout.forward(x, key(0));
+        for (index, block) in self.blocks.iter().enumerate() {
+            x = block.forward(x, rotary.as_ref(), &attention, dropout, key(1 + 2 * index as u64));
+        }
+        x.tokenwise(|x| self.norm.forward(x))
+    }
+
+    /// Next-token logits; for losses use [`loss`](Self::loss), which never holds them all.
+    ///
+    /// # Shapes
+    /// - `tokens`: `[batch, tokens]`; returns `[batch, tokens, vocab]`
+    #[track_caller]
+    pub fn logits(&self, tokens: SpTensor<2, Int>, options: ForwardOptions) -> SpTensor<3> {
+        let weight = self.output_weight();
+        self.forward(tokens, options).tokenwise(|x| {
+            let [batch, length, hidden] = x.dims();
+            x.reshape([batch * length, hidden])
+                .matmul(weight)
+                .reshape([batch as i64, length as i64, -1])
+        })
+    }
+
+    /// This rank's share of the mean cross entropy over `count` labels; see [`token_loss`].
+    ///
+    /// # Shapes
+    /// - `tokens`, `labels`: `[batch, tokens]`; a negative label is ignored
+    #[track_caller]
+    pub fn loss(
+        &self,
+        tokens: SpTensor<2, Int>,
+        labels: &SpTensor<2, Int>,
+        count: u64,
+        options: ForwardOptions,
+    ) -> LossShare {
+        token_loss(self.forward(tokens, options), self.output_weight(), labels, None, count)
+    }
+
+    fn output_weight(&self) -> Tensor<2> {
+        match &self.head {
+            Some(head) => head.weight.val(),
+            None => self.embedding.weight.val().transpose(),
+        }
+    }
+
+    fn rotary_table(&self, x: &SpTensor<3>, positions: &burn_sp::attention::Positions) -> Option<RotaryTable> {
+        let theta = self.rotary_theta?;
+        let head_dim = self.blocks.first()?.attention.head_dim;
+        let rotary = Rotary {
+            head_dim,
+            theta,
+            style: RotaryStyle::Halves,
+        };
+        Some(rotary.table(positions, x.local().dtype(), &x.local().device()))
+    }
+}
+
+/// The labels of next-token prediction: each token's successor, `-100` (ignored) at the end.
+///
+/// Shifts the *whole* batch, before any rank takes its tokens, so that no label is lost where slices meet.
+///
+/// # Shapes
+/// - `tokens`: `[batch, tokens]`, and so is the result
+pub fn next_token_labels(tokens: Tensor<2, Int>) -> Tensor<2, Int> {
+    let [batch, length] = tokens.dims();
+    let device = tokens.device();
+    let ignored = Tensor::full([batch, length.min(1)], -100, &device);
+    if length <= 1 {
+        return ignored;
+    }
+    Tensor::cat(vec![tokens.narrow(1, 1, length - 1), ignored], 1)
+}
+
+/// Tokens and labels of this rank from global windows of one token more than the sequence length.
+///
+/// # Shapes
+/// - `windows`: `[batch, tokens + 1]`; returns two `[batch, tokens]`
+pub fn tokens_and_labels(windows: Tensor<2, Int>, device: &SpDevice) -> (SpTensor<2, Int>, SpTensor<2, Int>) {
+    let [_, length] = windows.dims();
+    assert!(
+        length > 0,
+        "tokens_and_labels: windows hold one token more than the sequence, so at least one"
+    );
+    let tokens = device.distribute_tokens(windows.clone().narrow(1, 0, length - 1));
+    let labels = device.distribute_tokens(windows.narrow(1, 1, length - 1));
+    (tokens, labels)
+}

@@ -1,0 +1,94 @@
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor, TensorData};
+
+/// A tensor read back, as f64: exact for every smaller float, so that equal values mean equal bits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Values {
+    /// The shape.
+    pub shape: Vec<usize>,
+    /// The dtype that the tensor had.
+    pub dtype: DType,
+    /// The elements, row-major.
+    pub elements: Vec<f64>,
+}
+
+impl Values {
+    /// Reads a tensor.
+    pub fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+        Self::from(tensor.to_data())
+    }
+
+    /// The largest magnitude; 0 if there are no elements.
+    pub fn peak(&self) -> f64 {
+        self.elements.iter().fold(0.0, |peak, x| x.abs().max(peak))
+    }
+
+    /// Whether both have the same shape, dtype and bits.
+    pub fn same_bits(&self, other: &Values) -> bool {
+        let bits = |values: &Values| values.elements.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        self.shape == other.shape && self.dtype == other.dtype && bits(self) == bits(other)
+    }
+}
+
+impl From<TensorData> for Values {
+    fn from(data: TensorData) -> Self {
+        Self {
+            shape: data.shape.to_vec(),
+            dtype: data.dtype,
+            elements: data.iter::<f64>().collect(),
+        }
+    }
+}
+
+/// Every float parameter of a module by its path, such as `blocks.0.mlp.up.weight`.
+pub fn parameters_by_path<M: Module>(module: &M) -> BTreeMap<String, Values> {
+    let mut collect = Collect::new(None);
+    module.visit(&mut collect);
+    collect.found
+}
+
+/// The gradients of a module's parameters by path; parameters without one are left out.
+pub fn gradients_by_path<M: Module>(module: &M, grads: &GradientsParams) -> BTreeMap<String, Values> {
+    let mut collect = Collect::new(Some(grads));
+    module.visit(&mut collect);
+    collect.found
+}
+
+struct Collect<'a> {
+    grads: Option<&'a GradientsParams>,
+    path: Vec<String>,
+    found: BTreeMap<String, Values>,
+}
+
+impl<'a> Collect<'a> {
+    fn new(grads: Option<&'a GradientsParams>) -> Self {
+        Self {
+            grads,
+            path: Vec::new(),
+            found: BTreeMap::new(),
+        }
+    }
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = match self.grads {
+            Some(grads) => grads.get::<D>(param.id),
+            None => Some(param.val()),
+        };
+        if let Some(tensor) = tensor {
+            self.found.insert(self.path.join("."), Values::of(&tensor));
+        }
+    }
+
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+}
