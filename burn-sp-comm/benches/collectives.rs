@@ -1,8 +1,13 @@
 //! Collectives of the threads engine against plain copies.
 //!
-//! The whole tensor has 64 MiB of f32. The reference: as many threads as ranks, each copying as many bytes as its result has, at the same time,
-//! into memory that it allocates for this and frees again, as the collective does with its result. Copy and collective alternate within one
-//! run, so both see the same machine; the ratio is copy time over collective time, in medians. Criterion reports the collective's own time.
+//! The whole tensor has 64 MiB of f32. The reference: as many threads as ranks, each copying as many bytes as its
+//! result has, at the same time, into memory that it allocates for this and frees again, as the collective does with
+//! its result. Copy and collective alternate within one run, so both see the same machine, and the table has the
+//! medians of both. Criterion reports the collective's own time.
+//!
+//! Two ratios, both better when larger: of times (copy over collective), and of bandwidths (collective over copy),
+//! which counts the bytes that all ranks together must read and write: a reduce-scatter on P ranks reads P bytes for
+//! each that it writes, a copy one; a shared result of an all-gather is written once, the copies P times.
 
 use burn_sp_comm::engines::threads::{ThreadsConfig, launch};
 use burn_sp_comm::{Buffer, Collective, CommError, Communicator, Parts, Site, Transfer, raise};
@@ -86,6 +91,17 @@ impl Case {
         Buffer::from_slice(&vec![1.0f32; shape.iter().product()], shape)
     }
 
+    /// The bytes read and written by all ranks, in units of the whole tensor: by the collective, and by the copies.
+    fn traffic(&self) -> (f64, f64) {
+        let ranks = self.ranks as f64;
+        match self.op {
+            Collective::AllGather { .. } => (2.0, 2.0 * ranks),
+            Collective::AllReduce => (ranks + 1.0, 2.0 * ranks),
+            Collective::ReduceScatter { .. } => (ranks + 1.0, 2.0),
+            _ => (2.0, 2.0),
+        }
+    }
+
     /// Copy and collective in turn; the times from a common start until all ranks are done.
     fn measure(&self, rounds: u64) -> Result<Vec<(Duration, Duration)>, CommError> {
         let config = ThreadsConfig {
@@ -165,16 +181,20 @@ fn collectives(criterion: &mut Criterion) {
         }
         let copy = median(times.iter().map(|(copy, _)| *copy));
         let collective = median(times.iter().map(|(_, collective)| *collective));
-        table.push((case.name, copy, collective));
+        table.push((case, copy, collective));
     }
     group.finish();
-    println!("\n{:<40} {:>10} {:>14} {:>6}", "", "copy", "collective", "ratio");
-    for (name, copy, collective) in table {
-        let ratio = copy.as_secs_f64() / collective.as_secs_f64();
+    println!(
+        "\n{:<36} {:>10} {:>13} {:>8} {:>11}",
+        "", "copy", "collective", "times", "bandwidths"
+    );
+    for (case, copy, collective) in table {
+        let (copy, collective) = (1e3 * copy.as_secs_f64(), 1e3 * collective.as_secs_f64());
+        let (times, (moved, copied)) = (copy / collective, case.traffic());
+        let bandwidths = times * moved / copied;
         println!(
-            "{name:<40} {:>7.2} ms {:>11.2} ms {ratio:>6.2}",
-            1e3 * copy.as_secs_f64(),
-            1e3 * collective.as_secs_f64()
+            "{:<36} {copy:>7.2} ms {collective:>10.2} ms {times:>8.2} {bandwidths:>11.2}",
+            case.name
         );
     }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 /// Strided, dtype-tagged, shared bytes of one tensor. Cloning shares the bytes.
 ///
-/// Any view that a backend makes is fine: sliced (offset), permuted, expanded (stride 0), flipped (negative stride). Element
+/// Any view that a backend makes is fine: sliced (offset), permuted, expanded (stride 0), flipped (negative stride).
+/// Element
 /// `[i, j, ..]` lies at `offset + i * strides[0] + j * strides[1] + ..`, counted in elements.
 ///
-/// The bytes are never changed while they are shared, so that ranks of one process may read them in place. Only host memory for now; a
-/// device's handle joins as a second kind of storage behind the same methods.
+/// The bytes are never changed while they are shared, so that ranks of one process may read them in place. Only host
+/// memory for now; a device's handle joins as a second kind of storage behind the same methods.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     bytes: Arc<Bytes>,
@@ -24,8 +25,8 @@ impl Buffer {
     /// A view of `bytes`; `strides` and `offset` in elements.
     ///
     /// # Errors
-    /// [`CommError::Invalid`] if an element of the view lies outside the bytes, if the bytes are not aligned for the dtype, or if the dtype
-    /// is a quantised one.
+    /// [`CommError::Invalid`] if an element of the view lies outside the bytes, if the bytes are not aligned for the
+    /// dtype, or if the dtype is a quantised one.
     pub fn new(
         bytes: Arc<Bytes>,
         shape: Vec<usize>,

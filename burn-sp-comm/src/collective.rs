@@ -4,11 +4,13 @@ use crate::Parts;
 
 /// What a collective does with one tensor.
 ///
-/// "Own" refers to the [`Parts`]: the input or output has that dimension's own ranges, in local order. Sums are taken in rank order,
-/// and f16 and bf16 are added up in f32 and rounded once, so every run gives the same bits. Booleans are or-ed, integers wrap.
+/// "Own" refers to the [`Parts`]: the input or output has that dimension's own ranges, in local order. Sums are taken
+/// in rank order, and f16 and bf16 are added up in f32 and rounded once, so every run gives the same bits. Booleans
+/// are or-ed, integers wrap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Collective {
-    /// Own slice of `dim` -> whole `dim`, in ascending global order. Where parts overlap, the lowest rank's copy is taken.
+    /// Own slice of `dim` -> whole `dim`, in ascending global order. Where parts overlap, the lowest rank's copy is
+    /// taken.
     AllGather {
         /// The dimension that becomes whole.
         dim: usize,
@@ -24,10 +26,12 @@ pub enum Collective {
     },
     /// Same shape everywhere -> the sum, the same bits on every rank.
     AllReduce,
-    /// Own `gather_parts` of `gather_dim` and whole `scatter_dim` -> whole `gather_dim` and own `scatter_parts` of `scatter_dim`.
+    /// Own `gather_parts` of `gather_dim` and whole `scatter_dim` -> whole `gather_dim` and own `scatter_parts` of
+    /// `scatter_dim`.
     ///
     /// With `gather_dim == scatter_dim`, that one dimension is split anew: own `gather_parts` -> own `scatter_parts`.
-    /// Where `gather_parts` overlap, the contributions are added; where `scatter_parts` overlap, an element goes to several ranks.
+    /// Where `gather_parts` overlap, the contributions are added; where `scatter_parts` overlap, an element goes to
+    /// several ranks.
     AllToAll {
         /// The dimension that becomes whole.
         gather_dim: usize,
@@ -38,12 +42,14 @@ pub enum Collective {
         /// Who keeps what of it.
         scatter_parts: Parts,
     },
-    /// The tensor goes to rank + `by`, the one of rank - `by` comes in (both modulo the size). Shapes may differ per rank.
+    /// The tensor goes to rank + `by`, the one of rank - `by` comes in (both modulo the size). Shapes may differ per
+    /// rank.
     Shift {
         /// How far, in ranks of the group; may be negative or larger than the group.
         by: isize,
     },
-    /// Every rank gets `root`'s tensor. The others pass any buffer, an empty one is fine; its shape and dtype are ignored.
+    /// Every rank gets `root`'s tensor. The others pass any buffer, an empty one is fine; its shape and dtype are
+    /// ignored.
     Broadcast {
         /// The sender, a rank within the group.
         root: usize,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 /// One tensor and what is to be done with it.
 ///
-/// Several transfers of one kind (all of them, say, all-to-alls) travel in one call, as one message: q, k and v packed. Their parameters may
-/// differ, since k and v may have fewer heads than q.
+/// Several transfers of one kind (all of them, say, all-to-alls) travel in one call, as one message: q, k and v
+/// packed. Their parameters may differ, since k and v may have fewer heads than q.
 #[derive(Clone, Debug)]
 pub struct Transfer {
     /// The operation.
@@ -52,11 +52,11 @@ impl fmt::Display for Site {
 
 /// One rank's seat in a group of ranks.
 ///
-/// All members of a group call the same collectives in the same order. Calls on *different* groups may be in flight at the same time, and so may
-/// several started calls on one group.
+/// All members of a group call the same collectives in the same order. Calls on *different* groups may be in flight at
+/// the same time, and so may several started calls on one group.
 ///
-/// Every method that can fail fails on all ranks of the world with the same report, except for [`CommError::Invalid`], which the
-/// calling rank alone gets and nothing has been sent.
+/// Every method that can fail fails on all ranks of the world with the same report, except for [`CommError::Invalid`],
+/// which the calling rank alone gets and nothing has been sent.
 pub trait Communicator: Send + Sync + fmt::Debug {
     /// This rank within the group, `0..size`.
     fn rank(&self) -> usize;
@@ -86,7 +86,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         self.start(transfers, site)?.wait()
     }
 
-    /// A group of some of this group's members, given by their *global* ranks; a member's rank in it is its place in the list.
+    /// A group of some of this group's members, given by their *global* ranks; a member's rank in it is its place in
+    /// the list.
     ///
     /// All members of the new group must call it, with the same list and axis; nobody else. It does not wait for them.
     ///

@@ -2,12 +2,13 @@
 
 use crate::buffer::{Buffer, row_major};
 use crate::plan::{Plan, Tile};
-use crate::sum::{Or, Sum};
+use crate::sum::{BLOCK, Or, Sum};
 use burn_std::{BoolStore, Bytes, DType, bf16, f16};
 
 /// Memory for one result, allocated but not written: zeroing it first would touch every page twice.
 ///
-/// The vector's element has the size and the alignment of the dtype, so that the bytes can be turned into a vector of the dtype later.
+/// The vector's element has the size and the alignment of the dtype, so that the bytes can be turned into a vector of
+/// the dtype later.
 pub(crate) struct Output {
     memory: Memory,
     elements: usize,
@@ -113,8 +114,8 @@ pub(crate) fn assemble(plan: Plan, sources: &[Option<&Buffer>], dtype: DType) ->
 /// If a source is missing, has another dtype or does not contain its box.
 ///
 /// # Safety
-/// The tile must lie within the target's shape, the target's [`Output`] must be alive, and no other thread may write to the tile's box or
-/// read it at the same time.
+/// The tile must lie within the target's shape, the target's [`Output`] must be alive, and no other thread may write
+/// to the tile's box or read it at the same time.
 pub(crate) unsafe fn write(tile: &Tile, sources: &[Option<&Buffer>], target: &Target) {
     let size = target.dtype.size();
     let place = |start: &[usize], strides: &[isize]| -> isize {
@@ -317,55 +318,51 @@ unsafe fn copy<T: Copy>(nest: &Nest, to: *mut T, from: *const T) {
     }
 }
 
-/// How many elements are added up at a time: all sources of a block while the sum is in the first cache.
-const BLOCK: usize = 1024;
-
 /// Writes the sum of several boxes, taken in their order.
 ///
 /// # Safety
-/// All operands must be valid for their whole boxes, hold values of `T`, and the target's box must not overlap the others.
+/// All operands must be valid for their whole boxes, hold values of `T`, and the target's box must not overlap the
+/// others.
 unsafe fn add<T: Sum>(nest: &Nest, to: *mut T, from: &[*const u8]) {
     let inner = nest.lengths.len() - 1;
     let length = nest.lengths[inner];
     let to_step = nest.steps[0][inner];
     let outer: Vec<usize> = (0..inner).collect();
-    let mut acc = [T::Acc::default(); BLOCK];
-    let mut scratch = [T::default(); BLOCK];
+    // Where an operand's elements are not neighbours in memory, they go through a block in which they are.
+    let apart = nest.steps.iter().any(|steps| steps[inner] != 1);
+    let mut loose = vec![T::default(); if apart { BLOCK * nest.steps.len() } else { 0 }];
+    let mut blocks: Vec<&[T]> = Vec::with_capacity(from.len());
     nest.visit(&outer, |places| {
         for start in (0..length).step_by(BLOCK) {
             let block = BLOCK.min(length - start);
-            let (acc, scratch) = (&mut acc[..block], &mut scratch[..block]);
+            blocks.clear();
+            let mut spare = loose.as_mut_ptr();
             for (source, from) in from.iter().enumerate() {
                 let step = nest.steps[source + 1][inner];
-                // SAFETY: the block lies in the source's box.
-                let first = unsafe { from.cast::<T>().offset(places[source + 1] + start as isize * step) };
-                let values = if step == 1 {
-                    // SAFETY: as above, and with a step of 1 the elements are neighbours. No one writes to a shared buffer.
-                    unsafe { std::slice::from_raw_parts(first, block) }
-                } else {
-                    for (at, value) in scratch.iter_mut().enumerate() {
-                        // SAFETY: as above.
-                        *value = unsafe { first.offset(at as isize * step).read() };
+                // SAFETY: the block lies in the source's box, and with a step of 1 its elements are neighbours.
+                // Otherwise they are copied to the spare block of this source, of which no reference is left from the
+                // block before.
+                blocks.push(unsafe {
+                    let first = from.cast::<T>().offset(places[source + 1] + start as isize * step);
+                    if step == 1 {
+                        std::slice::from_raw_parts(first, block)
+                    } else {
+                        (0..block).for_each(|at| spare.add(at).write(first.offset(at as isize * step).read()));
+                        let copied = std::slice::from_raw_parts(spare, block);
+                        spare = spare.add(BLOCK);
+                        copied
                     }
-                    &*scratch
-                };
-                if source == 0 {
-                    T::load(acc, values)
-                } else {
-                    T::add(acc, values)
-                }
+                });
             }
-            T::store(scratch, acc);
-            // SAFETY: the block lies in the target's box. Its step is not 1 where the target's innermost dimension has
-            // length 1 in this box.
+            // SAFETY: the block lies in the target's box, which no one else uses; with a step other than 1 (its
+            // innermost dimension has length 1 in this box) it goes through the last spare block, as there is one for
+            // every operand.
             unsafe {
                 let first = to.offset(places[0] + start as isize * to_step);
-                if to_step == 1 {
-                    first.copy_from_nonoverlapping(scratch.as_ptr(), block);
-                } else {
-                    for (at, value) in scratch.iter().enumerate() {
-                        first.offset(at as isize * to_step).write(*value);
-                    }
+                let out = if to_step == 1 { first } else { spare };
+                T::sum(std::slice::from_raw_parts_mut(out.cast(), block), &blocks);
+                if to_step != 1 {
+                    (0..block).for_each(|at| first.offset(at as isize * to_step).write(spare.add(at).read()));
                 }
             }
         }

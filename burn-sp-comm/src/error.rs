@@ -2,8 +2,8 @@
 
 /// The reason why a collective, or a whole launch, failed.
 ///
-/// When one rank fails, every rank of the world gets a clone of the *same* error, so any rank's message can be shown. Reports name ranks by
-/// their global number.
+/// When one rank fails, every rank of the world gets a clone of the *same* error, so any rank's message can be shown.
+/// Reports name ranks by their global number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {

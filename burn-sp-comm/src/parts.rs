@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 /// Per rank of a group, the ranges of a dimension that the rank owns, in its local order.
 ///
-/// A rank's local slice is its ranges laid end to end. A contiguous split has one range a rank, a zigzag split two; anything else is
-/// allowed, also a rank that owns nothing. Parts may overlap, e.g. where a key/value head is needed by several ranks.
+/// A rank's local slice is its ranges laid end to end. A contiguous split has one range a rank, a zigzag split two;
+/// anything else is allowed, also a rank that owns nothing. Parts may overlap, e.g. where a key/value head is needed
+/// by several ranks.
 ///
 /// ```
 /// use burn_sp_comm::Parts;

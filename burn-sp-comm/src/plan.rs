@@ -1,13 +1,14 @@
 //! A collective as a table: which box of which rank goes where.
 //!
-//! [`Plan::new`] depends on nothing but the operation, the shape and the rank, so an engine that sends messages computes from the same
-//! table what it sends (the tiles of others that name it as a source) as what it receives.
+//! [`Plan::new`] depends on nothing but the operation, the shape and the rank, so an engine that sends messages
+//! computes from the same table what it sends (the tiles of others that name it as a source) as what it receives.
 
 use crate::{Collective, Parts};
 
 /// How one rank's result of a collective comes about.
 ///
-/// The tiles do not overlap and together they cover the result: an engine that writes every tile has written every element.
+/// The tiles do not overlap and together they cover the result: an engine that writes every tile has written every
+/// element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The shape of the result.
@@ -339,13 +340,13 @@ mod tests {
         let plan = Plan::whole(&[3, 5, 7], [0]);
         for most in [1, 4, 7, 8, 20, 35, 36, 200] {
             let cut = plan.clone().cut(most);
-            let mut seen = vec![false; 105];
+            let mut seen = [false; 105];
             for tile in &cut.tiles {
                 assert!(tile.shape.iter().product::<usize>() <= most.max(1));
-                for index in 0..105 {
+                for (index, seen) in seen.iter_mut().enumerate() {
                     let at = [index / 35, index / 7 % 5, index % 7];
                     if (0..3).all(|d| (tile.start[d]..tile.start[d] + tile.shape[d]).contains(&at[d])) {
-                        assert!(!std::mem::replace(&mut seen[index], true));
+                        assert!(!std::mem::replace(seen, true));
                     }
                 }
             }

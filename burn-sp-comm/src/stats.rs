@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// What one rank sent with one operation under one axis label.
 ///
-/// `bytes_sent` is the payload that leaves the rank, whatever route the engine takes: an all-gather to a whole of n bytes on P equal
-/// ranks counts n(P-1)/P in total for the slices it sends, a reduce-scatter of n the same, an all-reduce 2n(P-1)/P, a shift n,
-/// a broadcast n(P-1) on its root. A group of one rank counts nothing.
+/// `bytes_sent` is the payload that leaves the rank, whatever route the engine takes: an all-gather to a whole of n
+/// bytes on P equal ranks counts n(P-1)/P in total for the slices it sends, a reduce-scatter of n the same, an
+/// all-reduce 2n(P-1)/P, a shift n, a broadcast n(P-1) on its root. A group of one rank counts nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Counter {
     /// The global rank.
@@ -27,8 +27,8 @@ pub struct Counter {
 
 /// The number of elements of `rank`'s input of `shape` that leave the rank: what others' plans take from it.
 ///
-/// Closed forms of the sum over the others' tiles; an all-reduce counts as reduce-scatter and all-gather of equal parts. The arguments
-/// must have passed [`Plan::new`].
+/// Closed forms of the sum over the others' tiles; an all-reduce counts as reduce-scatter and all-gather of equal
+/// parts. The arguments must have passed [`Plan::new`].
 pub(crate) fn elements_sent(op: &Collective, size: usize, rank: usize, shape: &[usize]) -> usize {
     let elements: usize = shape.iter().product();
     // Of a slice through the tensor at one index of `dim`.

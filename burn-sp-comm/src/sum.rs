@@ -2,38 +2,55 @@
 
 use burn_std::{bf16, f16};
 use half::slice::HalfFloatSliceExt;
+use std::mem::MaybeUninit;
 
-/// How elements of a dtype are added up: in which type, and how to get there and back.
+/// The most elements that are added up at a time: all sources of a block while the sum is in the first cache.
+pub(crate) const BLOCK: usize = 1024;
+
+/// Elements that can be added up.
 pub(crate) trait Sum: Copy + Default {
-    /// What the sum is kept in.
-    type Acc: Copy + Default;
-
-    /// `acc = values`
-    fn load(acc: &mut [Self::Acc], values: &[Self]);
-
-    /// `acc += values`
-    fn add(acc: &mut [Self::Acc], values: &[Self]);
-
-    /// `values = acc`, rounded
-    fn store(values: &mut [Self], acc: &[Self::Acc]);
+    /// Writes the sum of the sources, added in their order, for a block of at most [`BLOCK`] elements.
+    ///
+    /// `sources` has at least one element, and all of them are as long as `out`. Every element of `out` is written.
+    fn sum(out: &mut [MaybeUninit<Self>], sources: &[&[Self]]);
 }
 
 macro_rules! sum_in_its_own_type {
     ($add:expr; $($type:ty),*) => {$(
         impl Sum for $type {
-            type Acc = $type;
-
-            fn load(acc: &mut [$type], values: &[$type]) {
-                acc.copy_from_slice(values);
-            }
-
-            fn add(acc: &mut [$type], values: &[$type]) {
+            fn sum(out: &mut [MaybeUninit<$type>], sources: &[&[$type]]) {
                 let add: fn($type, $type) -> $type = $add;
-                acc.iter_mut().zip(values).for_each(|(acc, value)| *acc = add(*acc, *value));
-            }
-
-            fn store(values: &mut [$type], acc: &[$type]) {
-                values.copy_from_slice(acc);
+                // Up to four sources at once: then the sum goes through no memory but the result's.
+                let rest = match sources {
+                    [a, b, c, d, rest @ ..] => {
+                        for ((((out, a), b), c), d) in out.iter_mut().zip(*a).zip(*b).zip(*c).zip(*d) {
+                            out.write(add(add(add(*a, *b), *c), *d));
+                        }
+                        rest
+                    }
+                    [a, b, c] => {
+                        for (((out, a), b), c) in out.iter_mut().zip(*a).zip(*b).zip(*c) {
+                            out.write(add(add(*a, *b), *c));
+                        }
+                        &[]
+                    }
+                    [a, b] => {
+                        for ((out, a), b) in out.iter_mut().zip(*a).zip(*b) {
+                            out.write(add(*a, *b));
+                        }
+                        &[]
+                    }
+                    _ => {
+                        out.iter_mut().zip(sources[0]).for_each(|(out, a)| *out = MaybeUninit::new(*a));
+                        &sources[1..]
+                    }
+                };
+                for source in rest {
+                    for (out, value) in out.iter_mut().zip(*source) {
+                        // SAFETY: all of `out` has been written above.
+                        out.write(add(unsafe { out.assume_init() }, *value));
+                    }
+                }
             }
         }
     )*};
@@ -48,24 +65,27 @@ sum_in_its_own_type!(|a, b| Or(a.0 | b.0); Or<u8>, Or<u32>);
 #[repr(transparent)]
 pub(crate) struct Or<T>(T);
 
+/// The width in which the 16-bit types are added up: a few registers, as rows may be short.
+const STRIPE: usize = 64;
+
 impl Sum for bf16 {
-    type Acc = f32;
-
-    fn load(acc: &mut [f32], values: &[bf16]) {
-        acc.iter_mut().zip(values).for_each(|(acc, value)| *acc = widen(*value));
-    }
-
-    fn add(acc: &mut [f32], values: &[bf16]) {
-        acc.iter_mut()
-            .zip(values)
-            .for_each(|(acc, value)| *acc += widen(*value));
-    }
-
-    fn store(values: &mut [bf16], acc: &[f32]) {
-        values
-            .iter_mut()
-            .zip(acc)
-            .for_each(|(value, acc)| *value = narrow(*acc));
+    fn sum(out: &mut [MaybeUninit<bf16>], sources: &[&[bf16]]) {
+        let mut acc = [0.0; STRIPE];
+        for (stripe, out) in out.chunks_mut(STRIPE).enumerate() {
+            let range = stripe * STRIPE..stripe * STRIPE + out.len();
+            let acc = &mut acc[..out.len()];
+            acc.iter_mut()
+                .zip(&sources[0][range.clone()])
+                .for_each(|(acc, value)| *acc = widen(*value));
+            for source in &sources[1..] {
+                acc.iter_mut()
+                    .zip(&source[range.clone()])
+                    .for_each(|(acc, value)| *acc += widen(*value));
+            }
+            out.iter_mut()
+                .zip(acc)
+                .for_each(|(out, acc)| *out = MaybeUninit::new(narrow(*acc)));
+        }
     }
 }
 
@@ -82,24 +102,22 @@ fn narrow(value: f32) -> bf16 {
 }
 
 impl Sum for f16 {
-    type Acc = f32;
-
-    fn load(acc: &mut [f32], values: &[f16]) {
-        values.convert_to_f32_slice(acc);
-    }
-
-    fn add(acc: &mut [f32], values: &[f16]) {
+    fn sum(out: &mut [MaybeUninit<f16>], sources: &[&[f16]]) {
         // Conversion by the slice uses the hardware's instruction, one by one it does not.
-        let mut wide = [0.0; 64];
-        for (acc, values) in acc.chunks_mut(64).zip(values.chunks(64)) {
-            let wide = &mut wide[..values.len()];
-            values.convert_to_f32_slice(wide);
-            acc.iter_mut().zip(wide).for_each(|(acc, value)| *acc += *value);
+        let (mut acc, mut wide, mut rounded) = ([0.0; STRIPE], [0.0; STRIPE], [f16::ZERO; STRIPE]);
+        for (stripe, out) in out.chunks_mut(STRIPE).enumerate() {
+            let range = stripe * STRIPE..stripe * STRIPE + out.len();
+            let (acc, wide, rounded) = (&mut acc[..out.len()], &mut wide[..out.len()], &mut rounded[..out.len()]);
+            sources[0][range.clone()].convert_to_f32_slice(acc);
+            for source in &sources[1..] {
+                source[range.clone()].convert_to_f32_slice(wide);
+                acc.iter_mut().zip(&*wide).for_each(|(acc, value)| *acc += *value);
+            }
+            rounded.convert_from_f32_slice(acc);
+            out.iter_mut()
+                .zip(&*rounded)
+                .for_each(|(out, value)| *out = MaybeUninit::new(*value));
         }
-    }
-
-    fn store(values: &mut [f16], acc: &[f32]) {
-        values.convert_from_f32_slice(acc);
     }
 }
 

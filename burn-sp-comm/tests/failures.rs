@@ -1,4 +1,8 @@
 //! Whatever one rank does wrong, every rank gets the same report, in time. Nothing hangs.
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "a rank's part is a list of ranges, often of one"
+)]
 
 use burn_sp_comm::engines::threads::{ThreadsConfig, launch, try_launch};
 use burn_sp_comm::{Buffer, Collective, CommError, Communicator, Parts, Site, Transfer, raise};
@@ -7,8 +11,8 @@ use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_millis(600);
 
-/// Runs ranks of which at least one fails. Returns the one error, having checked that every rank that got one got this one, and that it was
-/// all over soon; and how many ranks got it.
+/// Runs ranks of which at least one fails. Returns the one error, having checked that every rank that got one got this
+/// one, and that it was all over soon; and how many ranks got it.
 fn fails(ranks: usize, body: impl Fn(&dyn Communicator) -> Result<(), CommError> + Send + Sync) -> (CommError, usize) {
     let begin = Instant::now();
     let errors = Mutex::new(Vec::new());

@@ -1,4 +1,8 @@
 //! Started collectives, several groups at once, and what is counted.
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "a rank's part is a list of ranges, often of one"
+)]
 
 mod common;
 

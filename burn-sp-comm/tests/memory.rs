@@ -1,4 +1,8 @@
 //! Views, sharing instead of copying, the order and the precision of sums.
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "a rank's part is a list of ranges, often of one"
+)]
 
 mod common;
 

@@ -1,4 +1,8 @@
 //! Every collective puts every element where it belongs: compared with coordinates, never by a round trip.
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "a rank's part is a list of ranges, often of one"
+)]
 
 mod common;
 

@@ -165,10 +165,7 @@ impl RunConfig {
         let why = match (self.chosen, self.ranks) {
             (false, _) => "as given",
             (true, 1) => "nothing to split",
-            (true, _) => {
-                "chosen, as no axis was given: every rank takes an equal part of the tokens, and attention works with any \
-                 number of heads"
-            }
+            (true, _) => "chosen, as no axis was given: ulysses takes any length and any number of heads",
         };
         format!("mesh: {mesh} ({why})")
     }

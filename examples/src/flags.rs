@@ -160,7 +160,7 @@ pub struct ModelFlags {
     pub ffn: Option<usize>,
 
     /// Share of elements dropped in training [default: 0]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub dropout: Option<f64>,
 }
 
@@ -168,7 +168,7 @@ pub struct ModelFlags {
 ///
 /// With no flags: 2 ranks, a small Llama, and the sources and documentation of the workspace as its text.
 #[derive(Parser, Clone, Debug, Default, Serialize, Deserialize)]
-#[command(name = "train-transformer", version)]
+#[command(name = "train-transformer", version, args_override_self = true)]
 pub struct TrainFlags {
     /// The run.
     #[command(flatten)]
@@ -180,11 +180,11 @@ pub struct TrainFlags {
     pub text: Option<Vec<PathBuf>>,
 
     /// Learning rate of AdamW, constant [default: 0.001]
-    #[arg(long, value_name = "RATE", help_heading = "Training")]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     pub lr: Option<f64>,
 
     /// Largest global norm of the gradients; 0 turns clipping off [default: 1]
-    #[arg(long, value_name = "NORM", help_heading = "Training")]
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = "Training")]
     pub clip: Option<f64>,
 
     /// The model.

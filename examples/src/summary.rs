@@ -62,12 +62,13 @@ fn traffic(report: &Report) -> Option<Table> {
         seconds: f64,
     }
     let mut sums: BTreeMap<(&str, &str), Sum> = BTreeMap::new();
-    for counter in report.communication.iter().filter(|counter| counter.bytes_sent > 0) {
+    for counter in &report.communication {
         let sum = sums.entry((&counter.op, &counter.axis)).or_default();
         sum.calls += counter.calls;
         sum.bytes += counter.bytes_sent;
         sum.seconds += counter.seconds;
     }
+    sums.retain(|_, sum| sum.bytes > 0);
     if sums.is_empty() {
         return None;
     }

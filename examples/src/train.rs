@@ -21,8 +21,9 @@ use crate::progress::Progress;
 use crate::report::{Memory, Report, Step, median_seconds, method};
 use crate::text::Text;
 
-/// Windows of held-out text that validation looks at.
-const VALIDATION_WINDOWS: usize = 8;
+/// Held-out tokens that validation looks at, in at least one window and at most [`VALIDATION_WINDOWS`].
+const VALIDATION_TOKENS: usize = 16_384;
+const VALIDATION_WINDOWS: usize = 16;
 
 /// Parameters are f32.
 const PARAMETER_BYTES: usize = 4;
@@ -192,9 +193,10 @@ impl<'a> Rank<'a> {
     fn validate(&self, model: &Transformer) -> f64 {
         let model = model.valid();
         let device = SpDevice::new(self.device.device().clone().inner(), self.device.mesh().clone());
+        let count = (VALIDATION_TOKENS / self.run.seq_len).clamp(1, VALIDATION_WINDOWS);
         let windows = self
             .text
-            .validation(VALIDATION_WINDOWS, self.run.seq_len, self.run.batch, device.device());
+            .validation(count, self.run.seq_len, self.run.batch, device.device());
         let samples: Vec<Sample> = windows
             .into_iter()
             .map(|windows| tokens_and_labels(windows, &device))

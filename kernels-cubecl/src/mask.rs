@@ -85,8 +85,8 @@ mod tests {
                 }
                 for queries in ranges() {
                     let pairs = queries.len() * keys.len();
-                    let pair = |query| keys.clone().filter(move |&key| mask.visible(query, key)).count();
-                    let seen: usize = queries.clone().map(pair).sum();
+                    let seen_by = |query| keys.clone().filter(|&key| mask.visible(query, key)).count();
+                    let seen: usize = queries.clone().map(seen_by).sum();
                     let right = match mask.tile(&queries, &keys) {
                         Tile::Empty => seen == 0,
                         Tile::Full => seen == pairs,

@@ -8,33 +8,26 @@ const ROUNDS: usize = 10;
 const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Blocks computed side by side by [`Philox::fill`], a multiple of every vector width.
-const LANES: usize = 8;
+/// Blocks computed side by side by [`Philox::fill`].
+const LANES: usize = 16;
 
 /// The four words of one counter value: the bare function, for known-answer tests and other uses of the counter.
 pub fn block(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    blocks(counter.map(|word| [u64::from(word)]), key).map(|[word]| word)
+    rounds(counter.map(u64::from), key).map(|word| word as u32)
 }
 
-/// `N` blocks side by side, word by word so that the loops over `N` become vector instructions.
-///
 /// The words sit in the low halves of 64 bits, as vector multiplications want them; the high halves hold rubbish.
 #[inline(always)]
-fn blocks<const N: usize>(mut counter: [[u64; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
+fn rounds([mut c0, mut c1, mut c2, mut c3]: [u64; 4], mut key: [u32; 2]) -> [u64; 4] {
     const LOW: u64 = 0xFFFF_FFFF;
     for _ in 0..ROUNDS {
-        let [c0, c1, c2, c3] = &mut counter;
-        for lane in 0..N {
-            let left = (c0[lane] & LOW) * MULTIPLIERS[0];
-            let right = (c2[lane] & LOW) * MULTIPLIERS[1];
-            c0[lane] = (right >> 32) ^ c1[lane] ^ u64::from(key[0]);
-            c1[lane] = right;
-            c2[lane] = (left >> 32) ^ c3[lane] ^ u64::from(key[1]);
-            c3[lane] = left;
-        }
+        let left = (c0 & LOW) * MULTIPLIERS[0];
+        let right = (c2 & LOW) * MULTIPLIERS[1];
+        (c0, c1) = ((right >> 32) ^ c1 ^ u64::from(key[0]), right);
+        (c2, c3) = ((left >> 32) ^ c3 ^ u64::from(key[1]), left);
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
-    counter.map(|words| words.map(|word| word as u32))
+    [c0, c1, c2, c3]
 }
 
 /// A stream of random words, indexed by 64-bit positions.
@@ -89,13 +82,14 @@ impl Philox {
     /// The words of `LANES` blocks from block `first` on.
     #[inline(always)]
     fn batch(&self, first: u64) -> [u32; 4 * LANES] {
-        let index: [u64; LANES] = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
-        let [low, high] = self.stream.map(|word| [u64::from(word); LANES]);
-        let words = blocks([index, index.map(|index| index >> 32), low, high], self.key);
+        let [low, high] = self.stream.map(u64::from);
         let mut out = [0; 4 * LANES];
-        for lane in 0..LANES {
-            for (word, words) in words.iter().enumerate() {
-                out[4 * lane + word] = words[lane];
+        // The rounds unroll, and the loop over blocks becomes vector instructions.
+        for (lane, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let index = first.wrapping_add(lane as u64);
+            let words = rounds([index, index >> 32, low, high], self.key);
+            for word in 0..4 {
+                out[word] = words[word] as u32;
             }
         }
         out

@@ -36,8 +36,8 @@ impl Values {
 impl From<TensorData> for Values {
     fn from(data: TensorData) -> Self {
         Self {
-            shape: data.shape.to_vec(),
-            dtype: data.dtype,
+            shape: data.shape().to_vec(),
+            dtype: data.dtype(),
             elements: data.iter::<f64>().collect(),
         }
     }

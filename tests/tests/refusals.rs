@@ -274,6 +274,18 @@ fn attention_without_a_strategy() {
         let v = qkv(&device, shape, |layout| layout);
         call(x.clone(), x, v);
     });
+    let report = failure(common::mesh(2, 1, 1), |device| {
+        let samples = |layout: Layout| layout.shard(0, Axis::Dp, Split::Contiguous);
+        let (q, k) = (qkv(&device, shape, samples), qkv(&device, shape, |layout| layout));
+        call(q, k.clone(), k);
+    });
+    contains(
+        &report,
+        &[
+            "samples of q [2 / dp, 4, 2, 2], k [2, 4, 2, 2] and v [2, 4, 2, 2] are sharded differently",
+            "shard the first dimension of all three alike",
+        ],
+    );
     // Ulysses outside and ring inside is not the order that the strategies nest in.
     let report = failure(common::mesh(1, 2, 2), |device| {
         let x = qkv(&device, shape, |layout| {

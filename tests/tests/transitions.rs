@@ -281,7 +281,8 @@ fn strided_views_change_like_contiguous_tensors() {
     });
 }
 
-/// The same values three times: transposed, a slice of something larger, and expanded along the last dimension.
+/// The same values three times: transposed, a slice of something larger, and expanded along the last dimension, on which
+/// they must not depend.
 fn views(local: &Whole, device: &Device) -> Vec<(&'static str, Tensor<3>)> {
     let [a, b, c] = local.shape;
     let transposed = Whole::with([c, b, a], |at| local.at([at[2], at[1], at[0]]));
@@ -293,9 +294,9 @@ fn views(local: &Whole, device: &Device) -> Vec<(&'static str, Tensor<3>)> {
         ("transposed", floats(&transposed, device).swap_dims(0, 2)),
         ("sliced", floats(&larger, device).slice([1..a + 1, 0..b, 1..c + 1])),
     ];
-    let constant = (0..a * b * c).all(|i| c > 0 && local.values[i] == local.values[i / c * c]);
-    if constant {
-        views.push(("expanded", floats(&local.select(2, &[0][..c.min(1)]), device).expand([a, b, c])));
+    // Burn expands nothing to a length of 0.
+    if a * b * c > 0 {
+        views.push(("expanded", floats(&local.select(2, &[0]), device).expand([a, b, c])));
     }
     views
 }

@@ -85,6 +85,9 @@ pub fn with(mut indices: Indices, dim: usize, own: Vec<usize>) -> Indices {
     indices
 }
 
+/// The ranks whose values make up an element.
+type Sources<'a> = Box<dyn Fn(&[usize]) -> Vec<usize> + 'a>;
+
 /// All combinations, row-major.
 pub fn coordinates(indices: &Indices) -> Vec<Vec<usize>> {
     indices.iter().fold(vec![vec![]], |all, dim| {
@@ -142,7 +145,7 @@ pub fn expected<E: Element>(op: &Collective, size: usize, rank: usize, shape: &[
             .flat_map(|&r| owned(parts, r).into_iter().filter(move |&i| i == index).map(move |_| r))
             .collect()
     };
-    let (indices, sources): (Indices, Box<dyn Fn(&[usize]) -> Vec<usize>>) = match op {
+    let (indices, sources): (Indices, Sources<'_>) = match op {
         Collective::AllGather { dim, parts } => {
             (whole(shape), Box::new(move |at| owners(parts, at[*dim])[..1].to_vec()))
         }

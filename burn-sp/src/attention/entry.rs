@@ -71,6 +71,19 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, options: &Attention
         tensor.refuse_partial(OP);
         check_layout(tensor.layout());
     }
+    if k.layout().shards(0) != q.layout().shards(0) || v.layout().shards(0) != q.layout().shards(0) {
+        Refusal::new(
+            OP,
+            format!(
+                "samples of q {}, k {} and v {} are sharded differently",
+                q.layout(),
+                k.layout(),
+                v.layout()
+            ),
+            "shard the first dimension of all three alike",
+        )
+        .refuse();
+    }
     let mesh = q.mesh();
     let sharded = |tensor: &SpTensor<4>| -> Vec<(Axis, Split)> {
         tensor
@@ -192,18 +205,21 @@ fn kv_heads_of(heads: &Parts, ratio: usize, q_first: usize, kv_first: usize) -> 
 
 #[track_caller]
 fn check_shapes(q: &[usize], k: &[usize], v: &[usize]) {
-    let refuse = |reason: String, help: &str| -> ! { Refusal::new(OP, reason, help).refuse() };
     if q[0] != k[0] || k[..3] != v[..3] || q[3] != k[3] {
-        refuse(
+        Refusal::new(
+            OP,
             format!("q {q:?}, k {k:?} and v {v:?} do not fit"),
             "use q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, e]",
-        );
+        )
+        .refuse();
     }
     if k[HEADS] == 0 || !q[HEADS].is_multiple_of(k[HEADS]) {
-        refuse(
+        Refusal::new(
+            OP,
             format!("{} query heads cannot share {} key/value heads", q[HEADS], k[HEADS]),
             "the query heads must be a multiple of the key/value heads",
-        );
+        )
+        .refuse();
     }
 }
 

@@ -34,23 +34,36 @@ impl GatherKv {
         (out.clone(), Saved { q, k, v, out, lse })
     }
 
-    pub fn backward<B: SpBackend>(&self, saved: Saved<B>, grad: FloatTensor<B>, site: Site) -> Gradients3<B> {
+    pub fn backward<B: SpBackend>(
+        &self,
+        saved: Saved<B>,
+        grad: FloatTensor<B>,
+        wide: bool,
+        site: Site,
+    ) -> Gradients3<B> {
         let Saved { q, k, v, out, lse } = saved;
-        let dtype = q.dtype();
+        let dtypes = [q.dtype(), k.dtype(), v.dtype()];
         let (all_k, all_v) = self.gather::<B>(k, v, site);
         // The ranks' terms of dk and dv are added in the accumulation dtype and rounded once.
-        let wide = AttentionSpec {
+        let spec = AttentionSpec {
             wide: true,
             ..self.spec.clone()
         };
-        let (dq, dk, dv) = B::attention_backward(q, all_k, all_v, out, lse, grad, &wide);
+        let (dq, dk, dv) = B::attention_backward(q, all_k, all_v, out, lse, grad, &spec);
         let scatter = || Collective::ReduceScatter {
             dim: 1,
             parts: self.tokens.clone(),
         };
         let mut own = exchange::<B, Float>(vec![(scatter(), dk), (scatter(), dv)], self.comm.as_ref(), site);
         let (dv, dk) = (own.remove(1), own.remove(0));
-        (cast::<B>(dq, dtype), dk, dv)
+        if wide {
+            return (dq, dk, dv);
+        }
+        (
+            cast::<B>(dq, dtypes[0]),
+            cast::<B>(dk, dtypes[1]),
+            cast::<B>(dv, dtypes[2]),
+        )
     }
 
     fn gather<B: SpBackend>(

@@ -56,7 +56,7 @@ impl Strategy {
     ) -> Gradients3<B> {
         match self {
             Strategy::Local(strategy) => strategy.backward(saved, grad, wide),
-            Strategy::GatherKv(strategy) => strategy.backward(saved, grad, site),
+            Strategy::GatherKv(strategy) => strategy.backward(saved, grad, wide, site),
             Strategy::Ulysses(strategy) => strategy.backward(saved, grad, site),
         }
     }

@@ -63,30 +63,31 @@ impl<const D: usize> SpTensor<D> {
     pub fn matmul(self, other: Self) -> Self {
         const OP: &str = "matmul";
         let (a, b) = (self.layout(), other.layout());
-        let both = |help: &str| -> ! { Refusal::new(OP, format!("{a} with {b} do not meet"), help).refuse() };
+        let both = |help: &str| Refusal::new(OP, format!("{a} with {b} do not meet"), help);
+        let sharded = |layout: &Layout, axis| matches!(layout.placement(axis), Placement::Shard(_));
         if D < 2 || a.shape()[D - 1] != b.shape()[D - 2] || a.shape()[..D - 2] != b.shape()[..D - 2] {
-            both("the shapes must be [..., m, k] and [..., k, n]");
+            both("the shapes must be [..., m, k] and [..., k, n]").refuse();
         }
         if a.shards(D - 1) != b.shards(D - 2) {
-            both("the contracted dimensions must be sharded alike: redistribute one of the factors");
+            both("the contracted dimensions must be sharded alike: redistribute one of the factors").refuse();
         }
         let mut shape = a.shape().to_vec();
         shape[D - 1] = b.shape()[D - 1];
         let mut layout = Layout::replicated(shape);
         for dim in 0..D - 1 {
             if dim < D - 2 && a.shards(dim) != b.shards(dim) {
-                both("the leading dimensions must be sharded alike: redistribute one of the factors");
+                both("the leading dimensions must be sharded alike: redistribute one of the factors").refuse();
             }
             for (axis, split) in a.shards(dim) {
-                if dim == D - 2 && b.placement(*axis) != Placement::Replicate {
-                    both("an axis may shard the rows of the left or the columns of the right factor, not both");
+                if dim == D - 2 && sharded(b, *axis) {
+                    both("an axis may shard the rows of the left or the columns of the right factor, not both").refuse();
                 }
                 layout = layout.shard(dim, *axis, split.clone());
             }
         }
         for (axis, split) in b.shards(D - 1) {
-            if a.placement(*axis) != Placement::Replicate {
-                both("an axis may shard the rows of the left or the columns of the right factor, not both");
+            if sharded(a, *axis) {
+                both("an axis may shard the rows of the left or the columns of the right factor, not both").refuse();
             }
             layout = layout.shard(D - 1, *axis, split.clone());
         }

@@ -89,8 +89,13 @@ pub(crate) fn select<B: SpBackend, K: Primitive<B>>(
     dim: usize,
     ranges: &[Range<usize>],
 ) -> K::Tensor {
+    let mut shape = tensor.shape().to_vec();
+    shape[dim] = ranges.iter().map(|range| range.len()).sum();
+    if shape.contains(&0) {
+        // Not a view: Flex fails on a view of nothing that does not start at 0.
+        return K::zeros(shape, &tensor);
+    }
     match ranges {
-        [] => K::slice(tensor.clone(), &at(&tensor, dim, 0..0)),
         [range] => K::slice(tensor.clone(), &at(&tensor, dim, range.clone())),
         _ => {
             let pieces = ranges

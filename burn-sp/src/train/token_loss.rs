@@ -57,9 +57,8 @@ pub fn token_loss(
         }
     }
     let (hidden, layout, mesh) = hidden.into_parts();
-    let [batch, length, features] = hidden.dims();
-    let rows = batch * length;
-    let targets = labels.local().clone().reshape([rows]);
+    // Not reshape: there a length of 0 means that of the source, and a rank may own no token.
+    let targets = labels.local().clone().flatten::<1>(0, 1);
     let dtype = if hidden.dtype() == DType::F64 {
         DType::F64
     } else {
@@ -72,14 +71,14 @@ pub fn token_loss(
         .cast(dtype)
         .div_scalar(count.max(1) as f64);
     let weights = match token_weights {
-        Some(weights) => valid * weights.local().clone().cast(dtype).reshape([rows]),
+        Some(weights) => valid * weights.local().clone().cast(dtype).flatten::<1>(0, 1),
         None => valid,
     };
     let spec = TokenLossSpec {
         chunk: (CHUNK_ELEMENTS / weight.dims()[1].max(1)).max(64),
     };
     let sum = <Dispatch as SpOps>::token_loss(
-        hidden.reshape([rows, features]).into_dispatch(),
+        hidden.flatten::<2>(0, 1).into_dispatch(),
         weight.into_dispatch(),
         targets.into_dispatch(),
         weights.into_dispatch(),

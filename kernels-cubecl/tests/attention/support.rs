@@ -70,7 +70,7 @@ pub fn backward(
 }
 
 pub fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
-    tensor.to_data().bytes.to_vec()
+    tensor.to_data().bytes().to_vec()
 }
 
 pub fn f64s<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {

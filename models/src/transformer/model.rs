@@ -1,5 +1,6 @@
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
+use burn::tensor::module::linear;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_sp::attention::{AttentionOptions, KvMove, Mask, RotaryStyle};
 use burn_sp::nn::{Dropout, DropoutKey, Rotary, RotaryTable};
@@ -88,12 +89,7 @@ impl Transformer {
     #[track_caller]
     pub fn logits(&self, tokens: SpTensor<2, Int>, options: ForwardOptions) -> SpTensor<3> {
         let weight = self.output_weight();
-        self.forward(tokens, options).tokenwise(|x| {
-            let [batch, length, hidden] = x.dims();
-            x.reshape([batch * length, hidden])
-                .matmul(weight)
-                .reshape([batch as i64, length as i64, -1])
-        })
+        self.forward(tokens, options).tokenwise(|x| linear(x, weight, None))
     }
 
     /// This rank's share of the mean cross entropy over `count` labels; see [`token_loss`].

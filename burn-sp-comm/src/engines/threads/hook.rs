@@ -36,7 +36,8 @@ pub(super) fn watch_this_thread() {
 /// The error for a panic that was caught on this thread with `payload`.
 pub(super) fn describe(rank: usize, payload: &(dyn Any + Send)) -> CommError {
     let message = message(payload);
-    // The latest panic may be another one that the rank caught itself, if this payload came by `resume_unwind` from a worker.
+    // The latest panic may be another one that the rank caught itself, if this payload came by `resume_unwind` from a
+    // worker.
     let latest = LATEST.take().filter(|(recorded, _)| *recorded == message);
     CommError::Panic {
         rank,

@@ -12,8 +12,8 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// The results of one call, in the making.
 ///
-/// Whoever waits claims pieces until none is left. Nobody has a share of its own, so a rank that comes late, or sits on a busy core,
-/// holds up no one.
+/// Whoever waits claims pieces until none is left. Nobody has a share of its own, so a rank that comes late, or sits
+/// on a busy core, holds up no one.
 pub(super) struct Joint {
     pieces: Vec<(usize, Tile)>,
     targets: Vec<Target>,
@@ -49,13 +49,15 @@ impl Joint {
         joint
     }
 
-    /// Works until no piece is left to claim. `tensors` by rank, then by transfer. Returns whether this call wrote the last piece.
+    /// Works until no piece is left to claim. `tensors` by rank, then by transfer. Returns whether this call wrote the
+    /// last piece.
     pub fn work(&self, tensors: &[Arc<Vec<Buffer>>]) -> bool {
         let mut last = false;
         // Relaxed: a claim orders nothing, it only must be unique.
         while let Some((transfer, tile)) = self.pieces.get(self.claimed.fetch_add(1, Ordering::Relaxed)) {
             let sources: Vec<_> = tensors.iter().map(|tensors| tensors.get(*transfer)).collect();
-            // SAFETY: the pieces are disjoint and each is claimed once; the output lives in `outputs` until all are written.
+            // SAFETY: the pieces are disjoint and each is claimed once; the output lives in `outputs` until all are
+            // written.
             unsafe { write(tile, &sources, &self.targets[*transfer]) };
             // Releases what was written, and acquires what the others wrote for the one that finishes.
             if self.written.fetch_add(1, Ordering::AcqRel) + 1 == self.pieces.len() {

@@ -1,11 +1,11 @@
 //! Ranks as threads of one process: nothing to install, and the peers' memory is read in place.
 //!
-//! A group keeps one *round* per collective, by its number in the group. A rank posts its tensors into the round and goes on; a
-//! waiting rank blocks until those that it needs have posted, then reads their tensors where they are. Tensors are immutable while
-//! they are shared, so nobody has to wait until the others have read.
+//! A group keeps one *round* per collective, by its number in the group. A rank posts its tensors into the round and
+//! goes on; a waiting rank blocks until those that it needs have posted, then reads their tensors where they are.
+//! Tensors are immutable while they are shared, so nobody has to wait until the others have read.
 //!
-//! Results that are the same on all ranks (all-gather, all-reduce) are made once, by all waiting ranks together, and shared:
-//! simulating P ranks costs neither P copies nor P times the work.
+//! Results that are the same on all ranks (all-gather, all-reduce) are made once, by all waiting ranks together, and
+//! shared: simulating P ranks costs neither P copies nor P times the work.
 
 mod board;
 mod group;
@@ -44,14 +44,15 @@ impl Default for ThreadsConfig {
 
 /// Runs `body` once per rank, each on its own thread, and returns every rank's result in order.
 ///
-/// The threads are plain ones named `rank 0`, `rank 1`, ..., so a rank that blocks in a collective takes no worker from a thread pool. Each gets
-/// its communicator of the world: all ranks, axis `"world"`; smaller groups come from [`Communicator::subgroup`].
+/// The threads are plain ones named `rank 0`, `rank 1`, ..., so a rank that blocks in a collective takes no worker
+/// from a thread pool. Each gets its communicator of the world: all ranks, axis `"world"`; smaller groups come from
+/// [`Communicator::subgroup`].
 ///
 /// # Errors
-/// If any rank fails, the first failure: a panic, an error thrown by [`raise`](crate::raise), a timeout, a mismatch, a rank that
-/// returned while others wait for it, or [`Communicator::abort`]. The others are woken up from whatever collective they are in; their
-/// own results are dropped. A rank that computes for ever cannot be stopped, as no thread can: every wait *inside a
-/// collective* has a deadline, the ranks' own code has none.
+/// If any rank fails, the first failure: a panic, an error thrown by [`raise`](crate::raise), a timeout, a mismatch, a
+/// rank that returned while others wait for it, or [`Communicator::abort`]. The others are woken up from whatever
+/// collective they are in; their own results are dropped. A rank that computes for ever cannot be stopped, as no
+/// thread can: every wait *inside a collective* has a deadline, the ranks' own code has none.
 ///
 /// The message of a panic is in the error; it is not printed.
 pub fn launch<T, F>(config: &ThreadsConfig, body: F) -> Result<Vec<T>, CommError>

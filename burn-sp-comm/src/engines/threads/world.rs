@@ -14,13 +14,16 @@ pub(super) struct World {
     pub timeout: Duration,
     failure: OnceLock<CommError>,
     board: Vec<Mutex<Activity>>,
-    counters: Vec<Mutex<BTreeMap<(&'static str, Arc<str>), Tally>>>,
+    counters: Vec<Mutex<Counters>>,
     /// To wake whoever waits; weak, as a group lives as long as its communicators.
     groups: Mutex<Vec<Weak<Group>>>,
     /// Subgroups that not all of their members have asked for yet.
     founding: Mutex<HashMap<FoundingKey, Founding>>,
     everyone: OnceLock<Arc<Group>>,
 }
+
+/// By operation and axis.
+type Counters = BTreeMap<(&'static str, Arc<str>), Tally>;
 
 /// Parent group, members in ascending order, and how many subgroups of these members there were before.
 type FoundingKey = (u64, Vec<usize>, u64);

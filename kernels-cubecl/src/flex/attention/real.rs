@@ -108,7 +108,7 @@ mod tests {
 
         #[inline(always)]
         fn with_simd<S: Simd>(self, _: S) {
-            self.0.iter_mut().for_each(|x| *x = x.exp::<S>());
+            self.0.iter_mut().for_each(|x| *x = Real::exp::<S>(*x));
         }
     }
 

@@ -250,11 +250,17 @@ pub fn summing_task_rows(len: usize) -> usize {
 /// `body` should be `#[inline(always)]`, to be compiled for that instruction set.
 pub fn run<T: Send>(tasks: impl Iterator<Item = T>, body: impl Fn(T) + Sync) {
     let arch = Arch::new();
+    let each = |task| {
+        arch.dispatch(
+            #[inline(always)]
+            || body(task),
+        )
+    };
     let mut tasks: Vec<T> = tasks.collect();
     if tasks.len() > 1 {
-        tasks.into_par_iter().for_each(|task| arch.dispatch(|| body(task)));
+        tasks.into_par_iter().for_each(each);
     } else if let Some(task) = tasks.pop() {
-        arch.dispatch(|| body(task));
+        each(task);
     }
 }
 

@@ -1,0 +1,161 @@
+//! Input that cannot work is refused in one line, before any rank starts; flags win over the configuration file.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn_sp_examples::config::TrainConfig;
+use burn_sp_examples::flags::{self, TrainFlags};
+use burn_sp_examples::progress::Progress;
+use burn_sp_examples::{InputError, RunError, train::train};
+
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("inputs").join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn resolve(line: &str) -> Result<TrainConfig, InputError> {
+    let arguments = std::iter::once("train-transformer").chain(line.split_whitespace());
+    let flags: TrainFlags = flags::parse(arguments.map(OsString::from))?;
+    let file = flags.run.config.clone();
+    flags::with_file(flags, file.as_deref())?.resolve()
+}
+
+/// What the program says about a command line that cannot work.
+fn refusal(line: &str) -> String {
+    let error = resolve(line).expect_err(line).to_string();
+    assert!(!error.contains('\n'), "{line}: more than one line: {error}");
+    error
+}
+
+fn refusal_of_file(content: &str) -> String {
+    let file = folder("file").join("run.json");
+    fs::write(&file, content).unwrap();
+    let error = refusal(&format!("--config {}", file.display()));
+    assert!(error.contains("run.json"), "{error}");
+    error
+}
+
+#[test]
+fn what_flags_cannot_say() {
+    for (line, expected) in [
+        ("--seq-len 0", "--seq-len 0: give it at least 1"),
+        ("--batch 0", "--batch 0"),
+        ("--steps 0", "--steps 0"),
+        ("--accumulate 0", "--accumulate 0"),
+        ("--ranks 0", "--ranks 0"),
+        ("--ulysses 0", "--ulysses 0"),
+        ("--ranks 1000", "at most 256"),
+        ("--timeout 0", "--timeout 0"),
+        ("--lr 0", "--lr 0"),
+        ("--lr NaN", "--lr NaN"),
+        ("--clip -1", "--clip"),
+        ("--tp 2", "tensor parallelism is not there yet; use --ulysses 2"),
+        ("--ring 2", "add --kv gather"),
+        ("--kv ring", "possible values: gather"),
+        ("--engine mpi", "possible values: threads"),
+        ("--device cuda", "possible values: flex"),
+        (
+            "--ranks 3 --ulysses 2",
+            "mesh: ulysses 2 needs 2 ranks, but 3 were given",
+        ),
+        ("--ranks 2 --dp 2 --ulysses 2", "dp 2 x ulysses 2 needs 4 ranks"),
+        ("--dp 20 --ulysses 20", "at most 256"),
+        ("--hidden 256 --heads 6", "use --hidden 252 or 258"),
+        ("--hidden 4 --heads 8", "use --hidden 8"),
+        ("--heads 8 --kv-heads 3", "use one of [1, 2, 4, 8]"),
+        ("--hidden 24 --heads 8", "head_dim 3 is odd"),
+        ("--dropout 1", "dropout 1"),
+        ("--seq-len many", "--seq-len"),
+        ("--seq-length 5", "--seq-len"),
+        ("--report /no/such/folder/report.json", "/no/such/folder is no folder"),
+        ("--config /no/such/file.json", "/no/such/file.json"),
+    ] {
+        let error = refusal(line);
+        assert!(error.contains(expected), "{line}: {error}");
+    }
+}
+
+#[test]
+fn what_a_configuration_file_cannot_say() {
+    let error = refusal_of_file(r#"{"seq_length": 5}"#);
+    assert!(
+        error.contains("unknown field \"seq_length\"") && error.contains("seq_len"),
+        "{error}"
+    );
+    let error = refusal_of_file(r#"{"steps": "many"}"#);
+    assert!(error.contains("steps") && error.contains("many"), "{error}");
+    let error = refusal_of_file(r#"{"shape": "bert"}"#);
+    assert!(error.contains("shape") && error.contains("gpt2"), "{error}");
+    assert!(refusal_of_file("[1]").contains("not a JSON object"));
+    assert!(refusal_of_file("{").contains("not a JSON object"));
+    // A field of the report, no flag.
+    assert!(refusal_of_file(r#"{"report": "a.json"}"#).contains("unknown field"));
+}
+
+#[test]
+fn flags_win_over_the_file_and_the_file_over_defaults() {
+    let file = folder("precedence").join("run.json");
+    fs::write(
+        &file,
+        r#"{"seq_len": 100, "steps": 3, "lr": 0.5, "shape": "gpt2", "text": ["a", "b"], "ring": 2, "kv": "gather"}"#,
+    )
+    .unwrap();
+    let config = resolve(&format!("--config {} --steps 5 --text c", file.display())).unwrap();
+    assert_eq!((config.run.seq_len, config.run.steps, config.run.batch), (100, 5, 2));
+    assert_eq!(config.text, Some(vec![PathBuf::from("c")]));
+    assert_eq!((config.lr, config.run.ring, config.run.ranks), (0.5, 2, 2));
+    assert_eq!((config.hidden, config.ffn), (256, 1024));
+}
+
+#[test]
+fn a_configuration_survives_the_way_through_a_file() {
+    let config = resolve("--ranks 4 --hidden 64 --heads 4 --dropout 0.1 --seed 18446744073709551615").unwrap();
+    assert!(config.run.chosen);
+    let file = folder("again").join("run.json");
+    fs::write(&file, serde_json::to_string(&config).unwrap()).unwrap();
+    let mut again = resolve(&format!("--config {}", file.display())).unwrap();
+    again.run.chosen = true;
+    assert_eq!(again, config);
+}
+
+#[test]
+fn with_no_flags_two_ranks_share_the_tokens() {
+    let config = resolve("").unwrap();
+    assert_eq!((config.run.ranks, config.run.ulysses), (2, 2));
+    assert!(config.run.mesh_line().contains("chosen"));
+    assert!(!resolve("--ulysses 2").unwrap().run.mesh_line().contains("chosen"));
+}
+
+/// What training says about a text.
+fn refusal_of_text(paths: &[&Path], seq_len: usize) -> String {
+    let mut config = resolve(&format!("--seq-len {seq_len}")).unwrap();
+    config.text = Some(paths.iter().map(|path| path.to_path_buf()).collect());
+    let error = train(&config, &Progress::quiet()).unwrap_err();
+    assert!(matches!(error, RunError::Input(_)) && error.exit_code() == 2);
+    let error = error.to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn texts_that_cannot_be_learned_from() {
+    let folder = folder("texts");
+    let file = |name: &str, content: &[u8]| {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    };
+    assert!(refusal_of_text(&[&folder.join("missing.txt")], 10).contains("missing.txt"));
+    assert!(refusal_of_text(&[&file("binary", &[0xff, 0xfe])], 10).contains("not UTF-8"));
+    assert!(refusal_of_text(&[&file("empty", b"")], 10).contains("there is none"));
+    file("hidden/.git/config", b"hidden");
+    file("hidden/target/out", b"built");
+    assert!(refusal_of_text(&[&folder.join("hidden")], 10).contains("there is none"));
+    let short = file("short", &[b'x'; 100]);
+    let error = refusal_of_text(&[&short], 90);
+    assert!(error.contains("--seq-len 89 at most"), "{error}");
+}
