@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn_sp::LaunchConfig;
 use burn_sp::attention::KvMove;
-use burn_sp::layout::MeshShape;
+use burn_sp::layout::{MeshShape, Split};
 use burn_sp_models::transformer::TransformerConfig;
 use serde::{Deserialize, Serialize};
 
@@ -79,7 +79,7 @@ impl RunFlags {
     pub fn resolve(&self) -> Result<RunConfig, InputError> {
         check_report(self.report.as_deref())?;
         let (mesh, chosen) = self.mesh()?;
-        Ok(RunConfig {
+        let config = RunConfig {
             engine: self.engine.unwrap_or_default(),
             device: self.device.unwrap_or_default(),
             ranks: mesh.ranks(),
@@ -98,7 +98,9 @@ impl RunFlags {
                 timeout => timeout.unwrap_or(60),
             },
             chosen,
-        })
+        };
+        config.check_shares()?;
+        Ok(config)
     }
 
     /// The mesh, and whether it was chosen here.
@@ -149,6 +151,29 @@ impl RunFlags {
 }
 
 impl RunConfig {
+    /// Every rank needs a token: Burn's layers do not take empty tensors.
+    fn check_shares(&self) -> Result<(), InputError> {
+        if self.batch < self.dp {
+            return refuse(format!(
+                "--batch {} --dp {}: a rank would have no sequence; use --batch {} at least",
+                self.batch, self.dp, self.dp
+            ));
+        }
+        let ring = Split::Zigzag.parts(self.seq_len, self.ring);
+        let fewest = (0..self.ring).map(|rank| ring.len_of(rank)).min().unwrap_or(0);
+        if fewest < self.ulysses {
+            return refuse(format!(
+                "--seq-len {} on {} ranks (ring {}, ulysses {}): a rank would have no token; use --seq-len {} at least",
+                self.seq_len,
+                self.ring * self.ulysses,
+                self.ring,
+                self.ulysses,
+                2 * self.ring * self.ulysses
+            ));
+        }
+        Ok(())
+    }
+
     /// Ranks on each axis.
     pub fn mesh(&self) -> MeshShape {
         MeshShape {

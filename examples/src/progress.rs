@@ -52,12 +52,12 @@ impl Progress {
         Self { kind: Kind::Quiet }
     }
 
-    /// A line about the run.
+    /// A line about the run, before its steps.
     pub fn line(&self, line: &str) {
         match &self.kind {
             Kind::Quiet => {}
-            Kind::Bar(bar) => bar.suspend(|| eprintln!("{line}")),
-            Kind::Lines { .. } => eprintln!("{line}"),
+            // The bar is drawn at the first step, so lines about the run come before it.
+            Kind::Bar(_) | Kind::Lines { .. } => eprintln!("{line}"),
         }
     }
 
@@ -96,6 +96,8 @@ impl Progress {
     pub fn finish(&self) {
         if let Kind::Bar(bar) = &self.kind {
             bar.finish();
+            // It leaves the cursor in its line.
+            eprintln!();
         }
     }
 }

@@ -173,20 +173,22 @@ impl Text {
         batch(windows, device)
     }
 
-    /// `count` windows at even distances over what is held out (fewer if they would overlap), in batches.
+    /// About `count` windows at even distances over what is held out (fewer if they would overlap, but at least
+    /// `batch_size`), in batches of at least `batch_size`.
     ///
     /// # Shapes
-    /// - each `[at most batch, seq_len + 1]`, or narrower if less is held out
+    /// - each `[samples, seq_len + 1]`, or narrower if less is held out
     pub fn validation(&self, count: usize, seq_len: usize, batch_size: usize, device: &Device) -> Vec<Tensor<2, Int>> {
         let held_out = self.held_out();
         let width = held_out.len().min(seq_len + 1);
-        let count = count.min(held_out.len() / width).max(1);
-        let offsets: Vec<usize> = (0..count)
-            .map(|index| index * (held_out.len() - width) / (count - 1).max(1))
-            .collect();
-        offsets
-            .chunks(batch_size)
-            .map(|offsets| batch(offsets.iter().map(|offset| &held_out[*offset..][..width]), device))
+        let count = count.min(held_out.len() / width).max(batch_size);
+        let offset = |index: usize| index * (held_out.len() - width) / (count - 1).max(1);
+        let batches = count / batch_size;
+        (0..batches)
+            .map(|index| {
+                let samples = index * count / batches..(index + 1) * count / batches;
+                batch(samples.map(|sample| &held_out[offset(sample)..][..width]), device)
+            })
             .collect()
     }
 }

@@ -213,7 +213,7 @@ impl<'a> Rank<'a> {
         raise(CommError::failed(
             self.device.rank(),
             format!(
-                "step {}: the loss is {} and the gradient norm {}; a smaller --lr (now {}) may help",
+                "step {}: the loss is {} and the gradient norm {}; a smaller --lr (now {:?}) may help",
                 step.step, step.loss, step.grad_norm, self.config.lr
             ),
         ))

@@ -63,6 +63,12 @@ fn what_flags_cannot_say() {
         ),
         ("--ranks 2 --dp 2 --ulysses 2", "dp 2 x ulysses 2 needs 4 ranks"),
         ("--dp 20 --ulysses 20", "at most 256"),
+        ("--dp 3", "--batch 2 --dp 3: a rank would have no sequence"),
+        ("--ulysses 4 --seq-len 3", "a rank would have no token"),
+        (
+            "--ring 2 --kv gather --ulysses 2 --seq-len 3",
+            "a rank would have no token",
+        ),
         ("--hidden 256 --heads 6", "use --hidden 252 or 258"),
         ("--hidden 4 --heads 8", "use --hidden 8"),
         ("--heads 8 --kv-heads 3", "use one of [1, 2, 4, 8]"),

@@ -136,7 +136,11 @@ impl<M: Module> Comparison<M> {
             }
             for (path, gradient) in &run.gradients {
                 // One that rank 0 lacks is reported below.
-                if ranks[0].gradients.get(path).is_some_and(|first| !first.same_bits(gradient)) {
+                if ranks[0]
+                    .gradients
+                    .get(path)
+                    .is_some_and(|first| !first.same_bits(gradient))
+                {
                     let quantity = Quantity::Gradient(path.clone());
                     return Err(Difference::Ranks { mesh, rank, quantity });
                 }
@@ -320,7 +324,7 @@ impl Judge {
         Err(Difference::Value {
             mesh,
             rank,
-            entry,
+            entry: Box::new(entry),
             index,
             found: part.elements[worst],
             expected: truth.elements[part.index(worst)],

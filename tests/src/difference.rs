@@ -85,7 +85,7 @@ pub enum Difference {
         /// The rank.
         rank: usize,
         /// What differs, and by how much.
-        entry: Entry,
+        entry: Box<Entry>,
         /// Where in the whole tensor the error is largest.
         index: Vec<usize>,
         /// What stands there.

@@ -82,10 +82,19 @@ impl Whole {
 type Piece = Vec<(usize, f64)>;
 
 fn piece<const D: usize>(local: &Tensor<D>, layout: &Layout, device: &SpDevice) -> Piece {
-    let of = |dim: usize| layout.positions(dim, device.mesh()).into_iter().flatten().collect::<Vec<_>>();
+    let of = |dim: usize| {
+        layout
+            .positions(dim, device.mesh())
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+    };
     let index = (0..D).fold(vec![0], |indices, dim| {
         let (positions, len) = (of(dim), layout.shape()[dim]);
-        indices.iter().flat_map(|index| positions.iter().map(move |at| index * len + at)).collect()
+        indices
+            .iter()
+            .flat_map(|index| positions.iter().map(move |at| index * len + at))
+            .collect()
     });
     let values = f64s(local);
     assert_eq!(index.len(), values.len(), "the local tensor is what the layout says");
@@ -98,13 +107,18 @@ fn whole(pieces: Vec<Piece>, elements: usize) -> Vec<f64> {
     for (index, value) in pieces.into_iter().flatten() {
         assert!(all[index].replace(value).is_none(), "element {index} is held twice");
     }
-    all.into_iter().map(|value| value.expect("every element is held")).collect()
+    all.into_iter()
+        .map(|value| value.expect("every element is held"))
+        .collect()
 }
 
 /// Forward and backward on a mesh, put together.
 fn run(problem: Problem, values: &[Vec<f64>; 4], mesh: MeshShape, split: &Split, device: &Device) -> Whole {
     let mut results = launch(&config(mesh), device, |device| {
-        let (ql, kl) = (sequence(problem.q_shape(), split.clone()), sequence(problem.k_shape(), split.clone()));
+        let (ql, kl) = (
+            sequence(problem.q_shape(), split.clone()),
+            sequence(problem.k_shape(), split.clone()),
+        );
         let local = |values: &[f64], layout: &Layout| {
             let shape: [usize; 4] = layout.shape().to_vec().try_into().expect("four dimensions");
             let whole = common::tensor(values, shape, problem.dtype, device.device());
@@ -123,7 +137,11 @@ fn run(problem: Problem, values: &[Vec<f64>; 4], mesh: MeshShape, split: &Split,
         let mut pieces = vec![piece(out.local(), &ql, &device)];
         for (leaf, layout) in leaves.iter().zip([&ql, &kl, &kl]) {
             let grad = leaf.grad(&grads).expect("every input has a gradient");
-            assert_eq!(grad.dtype(), problem.dtype, "case 29: the gradient's dtype is the input's");
+            assert_eq!(
+                grad.dtype(),
+                problem.dtype,
+                "case 29: the gradient's dtype is the input's"
+            );
             pieces.push(piece(&grad, layout, &device));
         }
         pieces
@@ -134,7 +152,11 @@ fn run(problem: Problem, values: &[Vec<f64>; 4], mesh: MeshShape, split: &Split,
         whole(pieces, shape.iter().product())
     };
     let out = take(problem.q_shape());
-    let grads = [take(problem.q_shape()), take(problem.k_shape()), take(problem.k_shape())];
+    let grads = [
+        take(problem.q_shape()),
+        take(problem.k_shape()),
+        take(problem.k_shape()),
+    ];
     Whole { out, grads }
 }
 
@@ -144,7 +166,13 @@ fn flex() -> Device {
 
 /// One rank in f64, on the inputs that `problem`'s dtype has.
 fn truth(problem: Problem, values: &[Vec<f64>; 4]) -> Whole {
-    run(problem.in_dtype(DType::F64), values, MeshShape::default(), &Split::Contiguous, &flex())
+    run(
+        problem.in_dtype(DType::F64),
+        values,
+        MeshShape::default(),
+        &Split::Contiguous,
+        &flex(),
+    )
 }
 
 /// The inputs as their dtype rounds them.
@@ -176,14 +204,23 @@ fn within(found: &Whole, single: &Whole, truth: &Whole, dtype: DType, context: &
         let peak = truth.iter().fold(0.0f64, |peak, x| peak.max(x.abs()));
         let (error, one) = (rms(found, truth), rms(single, truth));
         let allowed = 1.5 * one.max(epsilon(dtype) * peak);
-        assert!(error <= allowed, "{context}: {name} is off by {error:e}, one rank by {one:e}");
+        assert!(
+            error <= allowed,
+            "{context}: {name} is off by {error:e}, one rank by {one:e}"
+        );
     }
 }
 
 fn meshes() -> Vec<MeshShape> {
     let ulysses = [2, 3, 4, 8].map(|ranks| mesh(1, 1, ranks));
     let ring = [2, 3, 4, 8].map(|ranks| mesh(1, ranks, 1));
-    let both = [mesh(1, 2, 2), mesh(1, 2, 4), mesh(1, 4, 2), mesh(2, 1, 2), mesh(2, 2, 1)];
+    let both = [
+        mesh(1, 2, 2),
+        mesh(1, 2, 4),
+        mesh(1, 4, 2),
+        mesh(2, 1, 2),
+        mesh(2, 2, 1),
+    ];
     ulysses.into_iter().chain(ring).chain(both).collect()
 }
 
@@ -218,7 +255,10 @@ fn by_definition(problem: Problem, values: &[Vec<f64>; 4]) -> Whole {
         let kv = h / ratio;
         let keys: Vec<usize> = (0..s).filter(|j| !problem.causal || *j <= i).collect();
         let query = row(q, problem.heads, b, i, h);
-        let scores: Vec<f64> = keys.iter().map(|j| (scale * dot(&query, &row(k, g, b, *j, kv))).exp()).collect();
+        let scores: Vec<f64> = keys
+            .iter()
+            .map(|j| (scale * dot(&query, &row(k, g, b, *j, kv))).exp())
+            .collect();
         let sum: f64 = scores.iter().sum();
         let upstream = row(dout, problem.heads, b, i, h);
         let arrived: Vec<f64> = keys.iter().map(|j| dot(&upstream, &row(v, g, b, *j, kv))).collect();
@@ -244,7 +284,11 @@ fn one_rank_in_f64_is_the_definition() {
                 let values = problem.values();
                 let (found, expected) = (truth(problem, &values), by_definition(problem, &values));
                 for ((name, found), (_, expected)) in found.all().into_iter().zip(expected.all()) {
-                    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                    let worst = found
+                        .iter()
+                        .zip(expected)
+                        .map(|(a, b)| (a - b).abs())
+                        .fold(0.0, f64::max);
                     assert!(worst < 1e-13, "{problem:?}: {name} is off by {worst:e}");
                 }
             }
@@ -265,7 +309,13 @@ fn every_layout_gives_the_same_attention() {
                 for mesh in meshes() {
                     for split in splits() {
                         let found = run(problem, &values, mesh, &split, &flex());
-                        within(&found, &single, &truth, DType::F32, &format!("{problem:?} on {mesh}, {split}"));
+                        within(
+                            &found,
+                            &single,
+                            &truth,
+                            DType::F32,
+                            &format!("{problem:?} on {mesh}, {split}"),
+                        );
                     }
                 }
             }
@@ -303,7 +353,13 @@ fn a_length_of_1001_on_four_ranks() {
     for mesh in [mesh(1, 1, 4), mesh(1, 4, 1), mesh(1, 2, 2)] {
         for split in splits() {
             let found = run(problem, &values, mesh, &split, &flex());
-            within(&found, &single, &truth, DType::F32, &format!("{problem:?} on {mesh}, {split}"));
+            within(
+                &found,
+                &single,
+                &truth,
+                DType::F32,
+                &format!("{problem:?} on {mesh}, {split}"),
+            );
         }
     }
 }
@@ -375,18 +431,32 @@ fn every_query_sees_exactly_its_keys() {
 #[test]
 fn shared_heads_are_repeated_not_tiled() {
     let constants = [3.0, 5.0];
-    for mesh in [mesh(1, 1, 1), mesh(1, 1, 4), mesh(1, 4, 1), mesh(1, 2, 2), mesh(1, 1, 3)] {
+    for mesh in [
+        mesh(1, 1, 1),
+        mesh(1, 1, 4),
+        mesh(1, 4, 1),
+        mesh(1, 2, 2),
+        mesh(1, 1, 3),
+    ] {
         ranks(mesh, |device| {
             let (q_shape, k_shape) = ([1, 8, 4, 2], [1, 8, 2, 2]);
             let values: Vec<f64> = (0..32).map(|i| constants[i / 2 % 2]).collect();
             let leaf = |values: &[f64], shape: [usize; 4]| {
                 let whole = common::tensor(values, shape, DType::F32, device.device());
-                device.distribute(whole, &sequence(shape, Split::Contiguous)).into_local().detach().require_grad()
+                device
+                    .distribute(whole, &sequence(shape, Split::Contiguous))
+                    .into_local()
+                    .detach()
+                    .require_grad()
             };
             let sp = |local: &Tensor<4>, shape: [usize; 4]| {
                 SpTensor::from_local(local.clone(), sequence(shape, Split::Contiguous), &device)
             };
-            let (q, k, v) = (leaf(&[0.0; 64], q_shape), leaf(&[0.0; 32], k_shape), leaf(&values, k_shape));
+            let (q, k, v) = (
+                leaf(&[0.0; 64], q_shape),
+                leaf(&[0.0; 32], k_shape),
+                leaf(&values, k_shape),
+            );
             let full = AttentionOptions {
                 mask: Mask::Full,
                 ..AttentionOptions::default()
@@ -414,19 +484,31 @@ fn extreme_rows() {
                 let whole = common::tensor(values, shape, DType::F32, device.device());
                 device.distribute(whole, &sequence(shape, Split::Zigzag))
             };
-            let out = attention(sp(&[1000.0; 28]), sp(&[-1000.0; 28]), sp(&ids), &AttentionOptions {
-                scale: Some(1.0),
-                ..AttentionOptions::default()
-            });
+            let out = attention(
+                sp(&[1000.0; 28]),
+                sp(&[-1000.0; 28]),
+                sp(&ids),
+                &AttentionOptions {
+                    scale: Some(1.0),
+                    ..AttentionOptions::default()
+                },
+            );
             let positions: Vec<usize> = out.positions(1).iter().collect();
             for (index, found) in f64s(out.local()).into_iter().enumerate() {
                 let query = positions[index / 2 % positions.len()] as f64;
-                assert!((found - query / 2.0).abs() < 1e-6, "{mesh}: the mean of 0..={query} is not {found}");
+                assert!(
+                    (found - query / 2.0).abs() < 1e-6,
+                    "{mesh}: the mean of 0..={query} is not {found}"
+                );
             }
 
             for causal in [false, true] {
                 let q = common::tensor(&noise(1, 28), shape, DType::F32, device.device());
-                let q = device.distribute(q, &sequence(shape, Split::Zigzag)).into_local().detach().require_grad();
+                let q = device
+                    .distribute(q, &sequence(shape, Split::Zigzag))
+                    .into_local()
+                    .detach()
+                    .require_grad();
                 let samples = q.dims()[0];
                 let none = Tensor::<4>::zeros([samples, 0, 2, 1], device.device()).require_grad();
                 let layout = Layout::replicated([2, 0, 2, 1]).shard(0, Axis::Dp, Split::Contiguous);
@@ -437,9 +519,15 @@ fn extreme_rows() {
                     keys,
                     &Problem::new(7, 2, 2, causal).options(),
                 );
-                assert!(f64s(out.local()).iter().all(|x| x.to_bits() == 0.0f64.to_bits()), "{mesh}");
+                assert!(
+                    f64s(out.local()).iter().all(|x| x.to_bits() == 0.0f64.to_bits()),
+                    "{mesh}"
+                );
                 let grads = out.local().clone().sum().backward();
-                assert!(f64s(&q.grad(&grads).expect("a gradient")).iter().all(|x| *x == 0.0), "{mesh}");
+                assert!(
+                    f64s(&q.grad(&grads).expect("a gradient")).iter().all(|x| *x == 0.0),
+                    "{mesh}"
+                );
                 assert_eq!(none.grad(&grads).expect("a gradient").dims(), [samples, 0, 2, 1]);
             }
         });
@@ -450,7 +538,12 @@ fn extreme_rows() {
 #[test]
 fn cross_attention_over_replicated_keys() {
     let (q_shape, k_shape) = ([2, 7, 6, 4], [2, 5, 3, 4]);
-    let values = [noise(1, 2 * 7 * 6 * 4), noise(2, 2 * 5 * 3 * 4), noise(3, 2 * 5 * 3 * 4), noise(4, 2 * 7 * 6 * 4)];
+    let values = [
+        noise(1, 2 * 7 * 6 * 4),
+        noise(2, 2 * 5 * 3 * 4),
+        noise(3, 2 * 5 * 3 * 4),
+        noise(4, 2 * 7 * 6 * 4),
+    ];
     let full = AttentionOptions {
         mask: Mask::Full,
         ..AttentionOptions::default()
@@ -460,30 +553,66 @@ fn cross_attention_over_replicated_keys() {
             let whole = |index: usize, shape| common::tensor::<4>(&values[index], shape, dtype, device.device());
             let layout = sequence(q_shape, Split::Zigzag);
             let kv_layout = Layout::replicated(k_shape).shard(0, Axis::Dp, Split::Contiguous);
-            let local = |whole, layout| device.distribute::<4, _>(whole, layout).into_local().detach().require_grad();
+            let local = |whole, layout| {
+                device
+                    .distribute::<4, _>(whole, layout)
+                    .into_local()
+                    .detach()
+                    .require_grad()
+            };
             let q = local(whole(0, q_shape), &layout);
             let [k, v] = [1, 2].map(|index| local(whole(index, k_shape), &kv_layout));
             device.mesh().world().reset_statistics();
             let kv = |leaf: &Tensor<4>| SpTensor::from_local(leaf.clone(), kv_layout.clone(), &device);
-            let out = attention(SpTensor::from_local(q.clone(), layout.clone(), &device), kv(&k), kv(&v), &full);
+            let out = attention(
+                SpTensor::from_local(q.clone(), layout.clone(), &device),
+                kv(&k),
+                kv(&v),
+                &full,
+            );
             let dout = device.distribute(whole(3, q_shape), &layout).into_local().detach();
             let grads = (out.local().clone() * dout).sum().backward();
-            assert!(device.mesh().world().statistics().iter().all(|counter| counter.calls == 0));
+            assert!(
+                device
+                    .mesh()
+                    .world()
+                    .statistics()
+                    .iter()
+                    .all(|counter| counter.calls == 0)
+            );
             let term = |leaf: &Tensor<4>| {
-                let sum = [Axis::Ring, Axis::Ulysses].into_iter().fold(kv_layout.clone(), Layout::partial);
-                f64s(SpTensor::from_local(leaf.grad(&grads).expect("a gradient"), sum, &device).gather().local())
+                let sum = [Axis::Ring, Axis::Ulysses]
+                    .into_iter()
+                    .fold(kv_layout.clone(), Layout::partial);
+                f64s(
+                    SpTensor::from_local(leaf.grad(&grads).expect("a gradient"), sum, &device)
+                        .gather()
+                        .local(),
+                )
             };
             let whole_kv = [term(&k), term(&v)];
-            let own = [piece(out.local(), &layout, &device), piece(&q.grad(&grads).expect("a gradient"), &layout, &device)];
+            let own = [
+                piece(out.local(), &layout, &device),
+                piece(&q.grad(&grads).expect("a gradient"), &layout, &device),
+            ];
             (own, whole_kv)
         });
         let kv = results[0].1.clone();
-        assert!(results.iter().all(|result| result.1 == kv), "{mesh}: all ranks hold the same sum");
+        assert!(
+            results.iter().all(|result| result.1 == kv),
+            "{mesh}: all ranks hold the same sum"
+        );
         let [out, dq] = [0, 1].map(|index| {
-            whole(results.iter().map(|result| result.0[index].clone()).collect(), 2 * 7 * 6 * 4)
+            whole(
+                results.iter().map(|result| result.0[index].clone()).collect(),
+                2 * 7 * 6 * 4,
+            )
         });
         let [dk, dv] = kv;
-        Whole { out, grads: [dq, dk, dv] }
+        Whole {
+            out,
+            grads: [dq, dk, dv],
+        }
     };
     let truth = run(MeshShape::default(), DType::F64);
     let single = run(MeshShape::default(), DType::F32);
@@ -504,7 +633,14 @@ fn traffic_is_what_the_formulas_say() {
         .in_dtype(dtype);
         let (h, kv_h) = (batch * heads * dim, batch * kv_heads * dim);
         let size = if dtype == DType::BF16 { 2 } else { 4 };
-        for mesh in [mesh(1, 1, 2), mesh(1, 1, 4), mesh(1, 2, 1), mesh(1, 4, 1), mesh(1, 2, 2), mesh(1, 4, 2)] {
+        for mesh in [
+            mesh(1, 1, 2),
+            mesh(1, 1, 4),
+            mesh(1, 2, 1),
+            mesh(1, 4, 1),
+            mesh(1, 2, 2),
+            mesh(1, 4, 2),
+        ] {
             let (r, u) = (mesh.ring, mesh.ulysses);
             let p = r * u;
             // (2 + 2g)(s h / P)(u - 1) / u, where h and g h are the widths of q and of k.
@@ -534,7 +670,9 @@ fn traffic_is_what_the_formulas_say() {
                 let world = device.mesh().world().clone();
                 let calls = || {
                     let counters = world.statistics().into_iter().filter(|counter| counter.calls > 0);
-                    let mut calls: Vec<_> = counters.map(|counter| (counter.op, counter.calls, counter.bytes_sent)).collect();
+                    let mut calls: Vec<_> = counters
+                        .map(|counter| (counter.op, counter.calls, counter.bytes_sent))
+                        .collect();
                     calls.sort();
                     world.reset_statistics();
                     calls
@@ -566,8 +704,15 @@ fn frozen_inputs_get_no_gradient() {
                 let grads = |tracked: usize| {
                     let leaves = [0, 1, 2].map(|index| {
                         let whole = common::tensor::<4>(&values[index], shapes[index], DType::F32, device.device());
-                        let local = device.distribute(whole, &sequence(shapes[index], Split::Zigzag)).into_local().detach();
-                        if tracked >> index & 1 == 1 { local.require_grad() } else { local }
+                        let local = device
+                            .distribute(whole, &sequence(shapes[index], Split::Zigzag))
+                            .into_local()
+                            .detach();
+                        if tracked >> index & 1 == 1 {
+                            local.require_grad()
+                        } else {
+                            local
+                        }
                     });
                     let [q, k, v] = [0, 1, 2].map(|index| {
                         SpTensor::from_local(leaves[index].clone(), sequence(shapes[index], Split::Zigzag), &device)
@@ -581,7 +726,10 @@ fn frozen_inputs_get_no_gradient() {
                     let other = Tensor::<1>::ones([1], device.device()).require_grad();
                     let loss = (out.local().clone() * dout.into_local()).sum() * other;
                     let grads = loss.backward();
-                    (f64s(out.local()), leaves.map(|leaf| leaf.grad(&grads).map(|grad| f64s(&grad))))
+                    (
+                        f64s(out.local()),
+                        leaves.map(|leaf| leaf.grad(&grads).map(|grad| f64s(&grad))),
+                    )
                 };
                 let (all_out, all) = grads(7);
                 for tracked in 0..7 {

@@ -70,7 +70,10 @@ impl Family {
 
     /// The checkpoint's tensor that a parameter is (or is a part of), and how.
     fn tensor(self, path: &str) -> (String, Form) {
-        let parts: Vec<&str> = path.split('.').filter(|part| !["Rms", "Layer"].contains(part)).collect();
+        let parts: Vec<&str> = path
+            .split('.')
+            .filter(|part| !["Rms", "Layer"].contains(part))
+            .collect();
         // Norms have gamma and beta here, weight and bias there.
         let kind = match parts.last() {
             Some(&"gamma" | &"weight") => "weight",
@@ -127,7 +130,9 @@ impl Family {
             Form::Same => whole,
             Form::Transposed => Values {
                 shape: vec![width, rows],
-                elements: (0..rows * width).map(|i| whole.elements[i % rows * width + i / rows]).collect(),
+                elements: (0..rows * width)
+                    .map(|i| whole.elements[i % rows * width + i / rows])
+                    .collect(),
                 ..whole
             },
             Form::Third(third) => {
@@ -207,17 +212,25 @@ fn meshes() -> Vec<MeshShape> {
 
 /// The rank's rows of a `[batch, tokens, width]` reference.
 fn rows(x: &SpTensor<3>, reference: &[f64]) -> Vec<f64> {
-    let [_, tokens, width] = x.global_shape() else { panic!("three dimensions") };
+    let [_, tokens, width] = x.global_shape() else {
+        panic!("three dimensions")
+    };
     let positions: Vec<usize> = x.positions(1).iter().collect();
     let row = |b: usize, s: usize| reference[(b * tokens + s) * width..][..*width].to_vec();
-    x.positions(0).iter().flat_map(|b| positions.iter().flat_map(move |s| row(b, *s)).collect::<Vec<_>>()).collect()
+    x.positions(0)
+        .iter()
+        .flat_map(|b| positions.iter().flat_map(move |s| row(b, *s)).collect::<Vec<_>>())
+        .collect()
 }
 
 #[track_caller]
 fn near(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!((found - expected).abs() <= tolerance, "{what}[{index}]: {found}, PyTorch in f64 {expected}");
+        assert!(
+            (found - expected).abs() <= tolerance,
+            "{what}[{index}]: {found}, PyTorch in f64 {expected}"
+        );
     }
 }
 
@@ -228,9 +241,18 @@ fn checkpoint_is_pytorchs(family: Family) {
     let tolerance = |name: &str, kind: &str| facts["tolerances"][name][kind].as_f64().expect("a number");
     for dtype in [DType::F32, DType::F64] {
         // Between two f64 computations only the order of sums differs.
-        let atol = |name: &str| if dtype == DType::F64 { 1e-12 } else { tolerance(name, "suggested_atol") };
-        let gradient_rtol =
-            if dtype == DType::F64 { 1e-12 } else { tolerance("every gradient", "suggested_rel_to_peak") };
+        let atol = |name: &str| {
+            if dtype == DType::F64 {
+                1e-12
+            } else {
+                tolerance(name, "suggested_atol")
+            }
+        };
+        let gradient_rtol = if dtype == DType::F64 {
+            1e-12
+        } else {
+            tolerance("every gradient", "suggested_rel_to_peak")
+        };
         let model = family.load(dtype).train();
         for mesh in meshes() {
             let context = format!("{family:?} in {} on {mesh}", dtype.name());
@@ -239,7 +261,11 @@ fn checkpoint_is_pytorchs(family: Family) {
                 let tokens = device.distribute_tokens(data.int("input_ids", device.device()));
                 let shifted = next_token_labels(data.int("labels", device.device()));
                 let integers = |data: TensorData| data.iter::<i64>().collect::<Vec<_>>();
-                assert_eq!(integers(shifted.to_data()), integers(data.data("labels_shifted")), "{context}");
+                assert_eq!(
+                    integers(shifted.to_data()),
+                    integers(data.data("labels_shifted")),
+                    "{context}"
+                );
                 let labels = device.distribute_tokens(shifted);
                 let count = valid_tokens([&labels]);
                 assert_eq!(count, 34, "{context}");
@@ -247,27 +273,49 @@ fn checkpoint_is_pytorchs(family: Family) {
 
                 let logits = model.logits(tokens.clone(), options);
                 let expected = rows(&logits, &data.f64s("logits_f64"));
-                near(&common::f64s(logits.local()), &expected, atol("logits"), &format!("{context}: logits"));
+                near(
+                    &common::f64s(logits.local()),
+                    &expected,
+                    atol("logits"),
+                    &format!("{context}: logits"),
+                );
                 let loss = model.loss(tokens, &labels, count, options);
-                near(&[loss.value()], &data.f64s("loss_f64"), atol("loss"), &format!("{context}: loss"));
+                near(
+                    &[loss.value()],
+                    &data.f64s("loss_f64"),
+                    atol("loss"),
+                    &format!("{context}: loss"),
+                );
 
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 let grads = sum_gradients(&model, grads, &ParamLayouts::replicated(), device.mesh());
                 let grads = gradients_by_path(&model, &grads);
-                assert_eq!(grads.len(), parameters_by_path(&model).len(), "{context}: every parameter has one");
+                assert_eq!(
+                    grads.len(),
+                    parameters_by_path(&model).len(),
+                    "{context}: every parameter has one"
+                );
                 for (path, found) in &grads {
                     let expected = family.read(&gradients, path);
                     assert_eq!(found.shape, expected.shape, "{context}: {path}");
                     // A gradient that is truly 0 (a key bias) is noise beside its layer's others: judge it by the usual peak.
                     let atol = gradient_rtol * if expected.peak() < 1e-9 { 0.1 } else { expected.peak() };
-                    near(&found.elements, &expected.elements, atol, &format!("{context}: gradient of {path}"));
+                    near(
+                        &found.elements,
+                        &expected.elements,
+                        atol,
+                        &format!("{context}: gradient of {path}"),
+                    );
                 }
                 grads
             });
             let results = results.unwrap_or_else(|error| panic!("{context}: {error}"));
             for (rank, grads) in results.iter().enumerate() {
                 for (path, grad) in grads {
-                    assert!(results[0][path].same_bits(grad), "{context}: {path} differs on rank {rank}");
+                    assert!(
+                        results[0][path].same_bits(grad),
+                        "{context}: {path} differs on rank {rank}"
+                    );
                 }
             }
         }
@@ -289,12 +337,16 @@ fn gpt2_is_pytorchs() {
 fn the_residual_streams_are_pytorchs() {
     for family in [Family::Llama, Family::Gpt2] {
         let facts = family.facts();
-        let rtol = facts["tolerances"]["hidden.1"]["suggested_rel_to_peak"].as_f64().expect("a number");
+        let rtol = facts["tolerances"]["hidden.1"]["suggested_rel_to_peak"]
+            .as_f64()
+            .expect("a number");
         for (dtype, rtol) in [(DType::F32, rtol), (DType::F64, 1e-12)] {
             for layers in 0..=2 {
                 let mut model = family.load(dtype);
                 model.blocks.truncate(layers);
-                let stream = family.data().float::<3>(&format!("hidden.{layers}_f64"), DType::F64, &Device::flex());
+                let stream = family
+                    .data()
+                    .float::<3>(&format!("hidden.{layers}_f64"), DType::F64, &Device::flex());
                 let expected = Values::of(&cast(model.clone(), DType::F64).norm.forward(stream));
                 for mesh in meshes() {
                     let context = format!("{family:?} in {} on {mesh}: hidden.{layers}", dtype.name());
@@ -302,7 +354,12 @@ fn the_residual_streams_are_pytorchs() {
                         let tokens = device.distribute_tokens(family.data().int("input_ids", device.device()));
                         let found = model.forward(tokens, ForwardOptions::default());
                         let allowed = rtol * expected.peak();
-                        near(&common::f64s(found.local()), &rows(&found, &expected.elements), allowed, &context);
+                        near(
+                            &common::f64s(found.local()),
+                            &rows(&found, &expected.elements),
+                            allowed,
+                            &context,
+                        );
                     });
                     results.unwrap_or_else(|error| panic!("{context}: {error}"));
                 }
@@ -320,40 +377,64 @@ fn five_steps_are_pytorchs() {
         let facts = &facts["runs"][run];
         let suggested = |name: &str| facts["suggested"][name].as_f64().expect("a number");
         let list = |name: &str| -> Vec<f64> {
-            facts[name].as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
+            facts[name]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .map(|x| x.as_f64().expect("a number"))
+                .collect()
         };
         let (losses, norms) = (list("loss_per_step_f64"), list("grad_norm_before_clip_per_step_f64"));
         let max_norm = facts["clip_max_norm"].as_f64();
         let model = Family::Llama.load(DType::F32).train();
         for mesh in [mesh(1, 1, 1), mesh(1, 1, 4), mesh(1, 2, 1), mesh(2, 1, 2)] {
             let context = format!("{run} on {mesh}");
-            let results = launch_module(&config(mesh), &Device::flex().autodiff(), &model, |device, mut model| {
-                let mut optimizer = match run {
-                    "adam" => AdamConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8).init(),
-                    _ => AdamWConfig::new()
-                        .with_beta_1(0.9)
-                        .with_beta_2(0.95)
-                        .with_epsilon(1e-8)
-                        .with_weight_decay(0.1)
-                        .init(),
-                };
-                let batches = file!("adamw/batches");
-                for step in 0..5 {
-                    let int = |name: &str| batches.int::<2>(&format!("{name}.{step}"), device.device());
-                    let tokens = device.distribute_tokens(int("input_ids"));
-                    let labels = device.distribute_tokens(next_token_labels(int("labels")));
-                    let loss = model.loss(tokens, &labels, valid_tokens([&labels]), ForwardOptions::default());
-                    near(&[loss.value()], &losses[step..=step], suggested("loss_atol"), &format!("{context}: loss {step}"));
-                    let grads = GradientsParams::from_grads(loss.backward(), &model);
-                    let layouts = ParamLayouts::replicated();
-                    let grads = sum_gradients(&model, grads, &layouts, device.mesh());
-                    let (grads, norm) = clip_by_global_norm(&model, grads, max_norm, &layouts, device.mesh());
-                    let allowed = suggested("grad_norm_rtol") * norms[step];
-                    near(&[norm], &norms[step..=step], allowed, &format!("{context}: norm {step}"));
-                    model = optimizer.step(1e-3, model, grads);
-                }
-                parameters_by_path(&model)
-            });
+            let results = launch_module(
+                &config(mesh),
+                &Device::flex().autodiff(),
+                &model,
+                |device, mut model| {
+                    let mut optimizer = match run {
+                        "adam" => AdamConfig::new()
+                            .with_beta_1(0.9)
+                            .with_beta_2(0.95)
+                            .with_epsilon(1e-8)
+                            .init(),
+                        _ => AdamWConfig::new()
+                            .with_beta_1(0.9)
+                            .with_beta_2(0.95)
+                            .with_epsilon(1e-8)
+                            .with_weight_decay(0.1)
+                            .init(),
+                    };
+                    let batches = file!("adamw/batches");
+                    for step in 0..5 {
+                        let int = |name: &str| batches.int::<2>(&format!("{name}.{step}"), device.device());
+                        let tokens = device.distribute_tokens(int("input_ids"));
+                        let labels = device.distribute_tokens(next_token_labels(int("labels")));
+                        let loss = model.loss(tokens, &labels, valid_tokens([&labels]), ForwardOptions::default());
+                        near(
+                            &[loss.value()],
+                            &losses[step..=step],
+                            suggested("loss_atol"),
+                            &format!("{context}: loss {step}"),
+                        );
+                        let grads = GradientsParams::from_grads(loss.backward(), &model);
+                        let layouts = ParamLayouts::replicated();
+                        let grads = sum_gradients(&model, grads, &layouts, device.mesh());
+                        let (grads, norm) = clip_by_global_norm(&model, grads, max_norm, &layouts, device.mesh());
+                        let allowed = suggested("grad_norm_rtol") * norms[step];
+                        near(
+                            &[norm],
+                            &norms[step..=step],
+                            allowed,
+                            &format!("{context}: norm {step}"),
+                        );
+                        model = optimizer.step(1e-3, model, grads);
+                    }
+                    parameters_by_path(&model)
+                },
+            );
             let results = results.unwrap_or_else(|error| panic!("{context}: {error}"));
             let expected = match run {
                 "adamw" => file!("adamw/adamw.final"),
@@ -363,21 +444,39 @@ fn five_steps_are_pytorchs() {
             let mut off: Vec<f64> = Vec::new();
             for (path, found) in &results[0] {
                 let expected = Family::Llama.read(&expected, path);
-                off.extend(found.elements.iter().zip(&expected.elements).map(|(a, b)| (a - b).abs()));
+                off.extend(
+                    found
+                        .elements
+                        .iter()
+                        .zip(&expected.elements)
+                        .map(|(a, b)| (a - b).abs()),
+                );
                 for (rank, other) in results.iter().enumerate() {
-                    assert!(found.same_bits(&other[path]), "{context}: {path} differs on rank {rank}");
+                    assert!(
+                        found.same_bits(&other[path]),
+                        "{context}: {path} differs on rank {rank}"
+                    );
                 }
             }
             off.sort_by(f64::total_cmp);
             let (p999, max) = (off[off.len() * 999 / 1000], off[off.len() - 1]);
-            assert!(p999 <= suggested("weights_p999_atol"), "{context}: 99.9 % of weights are within {p999:e}");
-            assert!(max <= suggested("weights_max_atol"), "{context}: all weights are within {max:e}");
+            assert!(
+                p999 <= suggested("weights_p999_atol"),
+                "{context}: 99.9 % of weights are within {p999:e}"
+            );
+            assert!(
+                max <= suggested("weights_max_atol"),
+                "{context}: all weights are within {max:e}"
+            );
         }
     }
 }
 
 fn ids(device: &SpDevice, batch: usize, tokens: usize, vocab: i64) -> Tensor<2, Int> {
-    let ids: Vec<i64> = common::noise(9, batch * tokens).iter().map(|x| ((x + 1.0) * 1e5) as i64 % vocab).collect();
+    let ids: Vec<i64> = common::noise(9, batch * tokens)
+        .iter()
+        .map(|x| ((x + 1.0) * 1e5) as i64 % vocab)
+        .collect();
     Tensor::from_data(TensorData::new(ids, [batch, tokens]), device.device())
 }
 
@@ -424,7 +523,10 @@ fn compare(config: &TransformerConfig, batch: usize, tokens: usize, meshes: Vec<
 fn tiny_models_agree_on_every_mesh() {
     for family in [Family::Llama, Family::Gpt2] {
         for (heads, kv_heads) in [(4, 4), (6, 2), (6, 6), (2, 1)] {
-            let meshes = meshes().into_iter().chain([mesh(1, 1, 3), mesh(1, 3, 1), mesh(2, 2, 2)]).collect();
+            let meshes = meshes()
+                .into_iter()
+                .chain([mesh(1, 1, 3), mesh(1, 3, 1), mesh(2, 2, 2)])
+                .collect();
             compare(&tiny(family, heads, kv_heads, 0.1), 2, 13, meshes);
         }
     }
@@ -434,13 +536,23 @@ fn tiny_models_agree_on_every_mesh() {
 #[test]
 fn tiny_models_agree_on_few_tokens() {
     for tokens in [1, 2, 3] {
-        compare(&tiny(Family::Llama, 6, 3, 0.0), 2, tokens, vec![mesh(1, 1, 4), mesh(1, 4, 1), mesh(1, 2, 2)]);
+        compare(
+            &tiny(Family::Llama, 6, 3, 0.0),
+            2,
+            tokens,
+            vec![mesh(1, 1, 4), mesh(1, 4, 1), mesh(1, 2, 2)],
+        );
     }
 }
 
 #[test]
 fn a_sequence_of_1001_on_four_ranks() {
     for family in [Family::Llama, Family::Gpt2] {
-        compare(&tiny(family, 6, 2, 0.1), 1, 1001, vec![mesh(1, 1, 4), mesh(1, 4, 1), mesh(1, 2, 2)]);
+        compare(
+            &tiny(family, 6, 2, 0.1),
+            1,
+            1001,
+            vec![mesh(1, 1, 4), mesh(1, 4, 1), mesh(1, 2, 2)],
+        );
     }
 }

@@ -13,7 +13,15 @@ use burn_sp_tests::{gradients_by_path, parameters_by_path};
 use common::{f64s, mesh, noise, ranks, sequence};
 
 fn meshes() -> Vec<MeshShape> {
-    vec![mesh(1, 1, 1), mesh(1, 1, 2), mesh(1, 2, 1), mesh(1, 1, 4), mesh(1, 2, 2), mesh(2, 1, 2), MeshShape { tp: 2, ..mesh(1, 1, 2) }]
+    vec![
+        mesh(1, 1, 1),
+        mesh(1, 1, 2),
+        mesh(1, 2, 1),
+        mesh(1, 1, 4),
+        mesh(1, 2, 2),
+        mesh(2, 1, 2),
+        MeshShape { tp: 2, ..mesh(1, 1, 2) },
+    ]
 }
 
 #[derive(Module, Debug)]
@@ -42,7 +50,9 @@ fn norm_weights_get_the_gradient_of_all_tokens() {
                 let norms = Norms::new(&device);
                 let layout = sequence([2, 4, 2], split.clone());
                 let number: Vec<f64> = (0..16).map(|i| f64::from(i / 2 + 1)).collect();
-                let rows: Vec<f64> = (0..16).map(|i| f64::from(i / 2 + 1) * f64::from(1 - 2 * (i % 2))).collect();
+                let rows: Vec<f64> = (0..16)
+                    .map(|i| f64::from(i / 2 + 1) * f64::from(1 - 2 * (i % 2)))
+                    .collect();
                 let whole = |values| common::tensor(values, [2, 4, 2], DType::F32, device.device());
                 let x = device.distribute(whole(&rows), &layout);
                 let dout = device.distribute(whole(&number), &layout);
@@ -56,17 +66,25 @@ fn norm_weights_get_the_gradient_of_all_tokens() {
             });
             // The variance of (t+1)(1,-1) is (t+1)^2; eps stands beside it.
             let eps = 1e-5;
-            let sum: f64 = (1..=8).map(|n| f64::from(n * n) / (f64::from(n * n) + eps).sqrt()).sum();
+            let sum: f64 = (1..=8)
+                .map(|n| f64::from(n * n) / (f64::from(n * n) + eps).sqrt())
+                .sum();
             for (rank, grads) in found.iter().enumerate() {
                 for path in ["layer.gamma", "rms.gamma", "burn.gamma"] {
                     let found = &grads[path].elements;
                     let off = (found[0] - sum).abs().max((found[1] + sum).abs());
-                    assert!(off <= 8.0 * 36.0 * f64::from(f32::EPSILON), "{mesh}, rank {rank}, {path}: {found:?}, not {sum}");
+                    assert!(
+                        off <= 8.0 * 36.0 * f64::from(f32::EPSILON),
+                        "{mesh}, rank {rank}, {path}: {found:?}, not {sum}"
+                    );
                 }
                 for path in ["layer.beta", "burn.beta"] {
                     assert_eq!(grads[path].elements, [36.0, 36.0], "{mesh}, rank {rank}, {path}");
                 }
-                assert!(grads.iter().all(|(path, grad)| found[0][path].same_bits(grad)), "{mesh}, rank {rank}");
+                assert!(
+                    grads.iter().all(|(path, grad)| found[0][path].same_bits(grad)),
+                    "{mesh}, rank {rank}"
+                );
             }
         }
     }
@@ -83,11 +101,16 @@ fn ranks_stay_equal_over_ten_steps() {
             for step in 0..10 {
                 let x = common::tensor(&noise(step, 28), [2, 7, 2], DType::F32, device.device());
                 let x = device.distribute(x, &layout);
-                let y = x.clone().tokenwise(|x| norms.burn.forward(norms.layer.forward(x.clone()) + norms.rms.forward(x)));
+                let y = x.clone().tokenwise(|x| {
+                    norms
+                        .burn
+                        .forward(norms.layer.forward(x.clone()) + norms.rms.forward(x))
+                });
                 let loss = LossShare::mean(y.mul(x));
                 let grads = GradientsParams::from_grads(loss.backward(), &norms);
                 let grads = sum_gradients(&norms, grads, &ParamLayouts::replicated(), device.mesh());
-                let (grads, norm) = clip_by_global_norm(&norms, grads, Some(0.01), &ParamLayouts::replicated(), device.mesh());
+                let (grads, norm) =
+                    clip_by_global_norm(&norms, grads, Some(0.01), &ParamLayouts::replicated(), device.mesh());
                 assert!(norm > 0.01, "the step is clipped: {norm}");
                 norms = optimizer.step(0.01, norms, grads);
             }
@@ -112,7 +135,11 @@ struct Two {
 #[test]
 fn the_global_norm_counts_each_parameter_once() {
     for axis in [Axis::Ulysses, Axis::Tp] {
-        let mesh = if axis == Axis::Tp { MeshShape::tp(4) } else { MeshShape::ulysses(4) };
+        let mesh = if axis == Axis::Tp {
+            MeshShape::tp(4)
+        } else {
+            MeshShape::ulysses(4)
+        };
         for (max_norm, factor) in [(None, 1.0), (Some(13.0), 1.0), (Some(6.5), 0.5), (Some(3.25), 0.25)] {
             let found = ranks(mesh, |device| {
                 let ones = |length: usize| Param::from_tensor(Tensor::<1>::ones([length], device.device()));
@@ -135,7 +162,11 @@ fn the_global_norm_counts_each_parameter_once() {
             for (rank, (norm, replicated, sharded)) in found.into_iter().enumerate() {
                 assert_eq!(norm, 13.0, "{mesh}: what is logged is the norm before clipping");
                 assert_eq!(replicated, [3.0 * factor, 4.0 * factor], "{mesh}, rank {rank}");
-                assert_eq!(sharded, [if rank == 2 { 12.0 * factor } else { 0.0 }], "{mesh}, rank {rank}");
+                assert_eq!(
+                    sharded,
+                    [if rank == 2 { 12.0 * factor } else { 0.0 }],
+                    "{mesh}, rank {rank}"
+                );
             }
         }
     }
@@ -157,11 +188,15 @@ fn five_million_elements_stay_equal() {
             };
             let mut optimizer = AdamWConfig::new().init();
             let mut norms = Vec::new();
-            let x: Vec<f32> = noise(1 + device.rank() as u64, ELEMENTS).into_iter().map(|x| x as f32).collect();
+            let x: Vec<f32> = noise(1 + device.rank() as u64, ELEMENTS)
+                .into_iter()
+                .map(|x| x as f32)
+                .collect();
             let x = Tensor::<1>::from_floats(x.as_slice(), device.device());
             for step in 0..3 {
                 let terms = (module.w.val() * 0.5 + 1.0 + f64::from(step)) * x.clone() * module.w.val();
-                let layout = burn_sp::layout::Layout::replicated([size * ELEMENTS]).shard(0, Axis::Ulysses, Split::Contiguous);
+                let layout =
+                    burn_sp::layout::Layout::replicated([size * ELEMENTS]).shard(0, Axis::Ulysses, Split::Contiguous);
                 let loss = LossShare::new(SpTensor::from_local(terms, layout, &device), 1);
                 let grads = GradientsParams::from_grads(loss.backward(), &module);
                 let grads = sum_gradients(&module, grads, &ParamLayouts::replicated(), device.mesh());

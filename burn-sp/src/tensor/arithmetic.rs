@@ -80,7 +80,8 @@ impl<const D: usize> SpTensor<D> {
             }
             for (axis, split) in a.shards(dim) {
                 if dim == D - 2 && sharded(b, *axis) {
-                    both("an axis may shard the rows of the left or the columns of the right factor, not both").refuse();
+                    both("an axis may shard the rows of the left or the columns of the right factor, not both")
+                        .refuse();
                 }
                 layout = layout.shard(dim, *axis, split.clone());
             }

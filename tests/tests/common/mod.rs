@@ -36,7 +36,12 @@ pub fn contains(text: &str, words: &[&str]) {
 }
 
 pub fn mesh(dp: usize, ring: usize, ulysses: usize) -> MeshShape {
-    MeshShape { dp, ring, ulysses, tp: 1 }
+    MeshShape {
+        dp,
+        ring,
+        ulysses,
+        tp: 1,
+    }
 }
 
 /// Samples over dp, tokens over ring (with this split) and ulysses.

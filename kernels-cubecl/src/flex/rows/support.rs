@@ -297,7 +297,8 @@ pub fn add_lanes<A: Real>(mut lanes: [A; LANES]) -> A {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
-            lanes[lane] = lanes[lane] + lanes[lane + half];
+            let other = lanes[lane + half];
+            lanes[lane] += other;
         }
         half /= 2;
     }
