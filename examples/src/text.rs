@@ -153,7 +153,7 @@ impl Text {
         let words = Philox::new(seed, STREAM | step);
         let random = u64::from(words.word(2 * sample)) << 32 | u64::from(words.word(2 * sample + 1));
         let offsets = (self.training().len() - seq_len) as u128;
-        let offset = (u128::from(random) * offsets >> 64) as usize;
+        let offset = ((u128::from(random) * offsets) >> 64) as usize;
         &self.training()[offset..][..seq_len + 1]
     }
 

@@ -33,7 +33,7 @@ fn tensor<const D: usize>(values: Vec<f64>, shape: [usize; D], dtype: DType, dev
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data().convert::<f64>().to_vec().unwrap()
+    tensor.into_data().convert::<f64>().try_to_vec().unwrap()
 }
 
 fn raw<const D: usize>(tensor: Tensor<D>) -> Float {

@@ -171,10 +171,10 @@ impl<const D: usize> SpTensor<D> {
         let mut result = layout;
         for axis in Axis::ALL {
             match (a.placement(axis), b.placement(axis)) {
+                (Placement::Partial, Placement::Replicate) | (Placement::Replicate, Placement::Partial)
+                    if result.placement(axis) == Placement::Partial => {}
                 (Placement::Partial, Placement::Replicate) | (Placement::Replicate, Placement::Partial) => {
-                    if result.placement(axis) == Placement::Replicate {
-                        result = result.partial(axis);
-                    }
+                    result = result.partial(axis);
                 }
                 (Placement::Partial, _) | (_, Placement::Partial) => Refusal::new(
                     op,

@@ -47,7 +47,7 @@ pub fn token_loss(
         .into_iter()
         .flatten()
     {
-        if *other != tokens || hidden.layout().shards(2) != [] {
+        if *other != tokens || !hidden.layout().shards(2).is_empty() {
             Refusal::new(
                 "token_loss",
                 format!("hidden is {} and the labels or weights {other}", hidden.layout()),

@@ -1,3 +1,5 @@
+//! The nodes of the row-wise kernels.
+
 use burn::backend::{
     autodiff::{
         NodeId,

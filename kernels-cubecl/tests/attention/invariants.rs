@@ -281,7 +281,7 @@ fn equal_huge_scores_weigh_equally() {
         assert!(
             f64s(&result.lse)
                 .into_iter()
-                .all(|x| (x - sign as f64 * 1e6 - 300f64.ln()).abs() < 0.1)
+                .all(|x| (x - sign * 1e6 - 300f64.ln()).abs() < 0.1)
         );
     }
 }

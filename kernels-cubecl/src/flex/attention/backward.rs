@@ -19,6 +19,8 @@ const KEYS: usize = 192;
 /// The keys of a head are dealt to several tasks if there would be fewer tasks than this. A constant: the number of
 /// terms decides the rounding, which must not depend on the machine.
 const TASKS: usize = 16;
+/// Each share of a head's keys needs a query gradient of its own: a few, so that memory stays that of the result.
+const SHARES: usize = 2;
 
 /// The tensors beside q, k and v.
 pub struct Saved<'a> {
@@ -40,7 +42,7 @@ pub fn backward<A: Real>(
     let rows = p.batch * p.heads;
     let query_blocks = Block::cut(&p.spec.q_positions, QUERIES);
     let key_blocks = Block::cut(&p.spec.k_positions, KEYS);
-    let shares = TASKS.div_ceil(rows.max(1)).min(key_blocks.len()).max(1);
+    let shares = TASKS.div_ceil(rows.max(1)).min(SHARES).min(key_blocks.len()).max(1);
     let (lse, delta) = row_statistics::<A>(&p, &saved);
 
     // With grouped heads, each query head has a term of its own here; otherwise these are the results.
@@ -71,7 +73,6 @@ pub fn backward<A: Real>(
             heads.differentiate(row / p.heads, row % p.heads, keys, dq);
         }
     });
-    drop(heads);
 
     let dq_shape = [p.batch, p.queries, p.heads, p.head_dim];
     let dq = add_up(&p, &dq, dq_shape, |batch, token, head| {

@@ -29,7 +29,7 @@ impl<'a> Problem<'a> {
     /// With one message that names the shapes and what would work, if they do not fit together.
     pub fn check(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor, spec: &'a AttentionSpec) -> Self {
         let given = || {
-            let [q, k, v] = [q, k, v].map(|tensor| describe(tensor));
+            let [q, k, v] = [q, k, v].map(describe);
             format!("attention: q {q}, k {k}, v {v}")
         };
         let shape = |tensor: &FlexTensor| <[usize; 4]>::try_from(tensor.layout().shape().to_vec()).ok();
