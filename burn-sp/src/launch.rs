@@ -86,17 +86,18 @@ where
 ///
 /// # Errors
 /// As [`launch`].
-pub fn launch_module<M, T, F>(config: &LaunchConfig, device: &Device, module: &M, body: F) -> Result<Vec<T>, Error>
+pub fn launch_module<M, T, F>(config: &LaunchConfig, device: &Device, module: M, body: F) -> Result<Vec<T>, Error>
 where
     M: Module,
     T: Send,
     F: Fn(SpDevice, M) -> T + Send + Sync,
 {
     config.mesh.check(config.mesh.ranks())?;
-    initialize(module);
-    let forks: Vec<_> = (0..config.mesh.ranks())
-        .map(|_| Mutex::new(Some(module.clone().fork(device))))
-        .collect();
+    initialize(&module);
+    let fork = |_| Mutex::new(Some(module.clone().fork(device)));
+    let forks: Vec<_> = (0..config.mesh.ranks()).map(fork).collect();
+    // Its weights live on in the forks, and only there once those have changed.
+    drop(module);
     launch(config, device, |device| {
         let fork = forks[device.rank()]
             .lock()

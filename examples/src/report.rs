@@ -103,7 +103,11 @@ impl Report {
     /// The share of the ranks' time in training steps that they spent in collectives, waiting included.
     pub fn communication_share(&self) -> f64 {
         let seconds: f64 = self.steps.iter().map(|step| step.seconds).sum();
-        let communication: f64 = self.communication.iter().map(|counter| counter.seconds).sum();
+        // From a positive zero: an empty sum of floats is a negative one.
+        let communication = self
+            .communication
+            .iter()
+            .fold(0.0, |sum, counter| sum + counter.seconds);
         communication / (seconds * self.ranks as f64)
     }
 

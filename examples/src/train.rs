@@ -46,7 +46,7 @@ pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunErr
     progress.line(&text.line());
     progress.line(&format!("model: {parameters} parameters"));
 
-    let outcomes = launch_module(&run.launch(), &device, &model, |device, model| {
+    let outcomes = launch_module(&run.launch(), &device, model, |device, model| {
         Rank::new(device, config, &text, parameters).run(model, progress)
     })?;
     progress.finish();

@@ -103,7 +103,7 @@ impl<M: Module> Comparison<M> {
         let config = LaunchConfig::new(mesh).with_timeout(self.timeout);
         let module = cast(self.module.clone(), dtype).train();
         let inputs = &self.inputs;
-        launch_module(&config, &self.device, &module, |device, module| {
+        launch_module(&config, &self.device, module, |device, module| {
             let rank = Rank::new(device, dtype, inputs.clone());
             let outcome = body(&rank, &module);
             let loss = outcome.loss.value();

@@ -256,59 +256,64 @@ fn checkpoint_is_pytorchs(family: Family) {
         let model = family.load(dtype).train();
         for mesh in meshes() {
             let context = format!("{family:?} in {} on {mesh}", dtype.name());
-            let results = launch_module(&config(mesh), &Device::flex().autodiff(), &model, |device, model| {
-                let (data, gradients) = (family.data(), family.gradients());
-                let tokens = device.distribute_tokens(data.int("input_ids", device.device()));
-                let shifted = next_token_labels(data.int("labels", device.device()));
-                let integers = |data: TensorData| data.iter::<i64>().collect::<Vec<_>>();
-                assert_eq!(
-                    integers(shifted.to_data()),
-                    integers(data.data("labels_shifted")),
-                    "{context}"
-                );
-                let labels = device.distribute_tokens(shifted);
-                let count = valid_tokens([&labels]);
-                assert_eq!(count, 34, "{context}");
-                let options = ForwardOptions::default();
-
-                let logits = model.logits(tokens.clone(), options);
-                let expected = rows(&logits, &data.f64s("logits_f64"));
-                near(
-                    &common::f64s(logits.local()),
-                    &expected,
-                    atol("logits"),
-                    &format!("{context}: logits"),
-                );
-                let loss = model.loss(tokens, &labels, count, options);
-                near(
-                    &[loss.value()],
-                    &data.f64s("loss_f64"),
-                    atol("loss"),
-                    &format!("{context}: loss"),
-                );
-
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                let grads = sum_gradients(&model, grads, &ParamLayouts::replicated(), device.mesh());
-                let grads = gradients_by_path(&model, &grads);
-                assert_eq!(
-                    grads.len(),
-                    parameters_by_path(&model).len(),
-                    "{context}: every parameter has one"
-                );
-                for (path, found) in &grads {
-                    let expected = family.read(&gradients, path);
-                    assert_eq!(found.shape, expected.shape, "{context}: {path}");
-                    // A gradient that is truly 0 (a key bias) is noise beside its layer's others: judge it by the usual peak.
-                    let atol = gradient_rtol * if expected.peak() < 1e-9 { 0.1 } else { expected.peak() };
-                    near(
-                        &found.elements,
-                        &expected.elements,
-                        atol,
-                        &format!("{context}: gradient of {path}"),
+            let results = launch_module(
+                &config(mesh),
+                &Device::flex().autodiff(),
+                model.clone(),
+                |device, model| {
+                    let (data, gradients) = (family.data(), family.gradients());
+                    let tokens = device.distribute_tokens(data.int("input_ids", device.device()));
+                    let shifted = next_token_labels(data.int("labels", device.device()));
+                    let integers = |data: TensorData| data.iter::<i64>().collect::<Vec<_>>();
+                    assert_eq!(
+                        integers(shifted.to_data()),
+                        integers(data.data("labels_shifted")),
+                        "{context}"
                     );
-                }
-                grads
-            });
+                    let labels = device.distribute_tokens(shifted);
+                    let count = valid_tokens([&labels]);
+                    assert_eq!(count, 34, "{context}");
+                    let options = ForwardOptions::default();
+
+                    let logits = model.logits(tokens.clone(), options);
+                    let expected = rows(&logits, &data.f64s("logits_f64"));
+                    near(
+                        &common::f64s(logits.local()),
+                        &expected,
+                        atol("logits"),
+                        &format!("{context}: logits"),
+                    );
+                    let loss = model.loss(tokens, &labels, count, options);
+                    near(
+                        &[loss.value()],
+                        &data.f64s("loss_f64"),
+                        atol("loss"),
+                        &format!("{context}: loss"),
+                    );
+
+                    let grads = GradientsParams::from_grads(loss.backward(), &model);
+                    let grads = sum_gradients(&model, grads, &ParamLayouts::replicated(), device.mesh());
+                    let grads = gradients_by_path(&model, &grads);
+                    assert_eq!(
+                        grads.len(),
+                        parameters_by_path(&model).len(),
+                        "{context}: every parameter has one"
+                    );
+                    for (path, found) in &grads {
+                        let expected = family.read(&gradients, path);
+                        assert_eq!(found.shape, expected.shape, "{context}: {path}");
+                        // A gradient that is truly 0 (a key bias) is noise beside its layer's others: judge it by the usual peak.
+                        let atol = gradient_rtol * if expected.peak() < 1e-9 { 0.1 } else { expected.peak() };
+                        near(
+                            &found.elements,
+                            &expected.elements,
+                            atol,
+                            &format!("{context}: gradient of {path}"),
+                        );
+                    }
+                    grads
+                },
+            );
             let results = results.unwrap_or_else(|error| panic!("{context}: {error}"));
             for (rank, grads) in results.iter().enumerate() {
                 for (path, grad) in grads {
@@ -350,7 +355,7 @@ fn the_residual_streams_are_pytorchs() {
                 let expected = Values::of(&cast(model.clone(), DType::F64).norm.forward(stream));
                 for mesh in meshes() {
                     let context = format!("{family:?} in {} on {mesh}: hidden.{layers}", dtype.name());
-                    let results = launch_module(&config(mesh), &Device::flex(), &model, |device, model| {
+                    let results = launch_module(&config(mesh), &Device::flex(), model.clone(), |device, model| {
                         let tokens = device.distribute_tokens(family.data().int("input_ids", device.device()));
                         let found = model.forward(tokens, ForwardOptions::default());
                         let allowed = rtol * expected.peak();
@@ -392,7 +397,7 @@ fn five_steps_are_pytorchs() {
             let results = launch_module(
                 &config(mesh),
                 &Device::flex().autodiff(),
-                &model,
+                model.clone(),
                 |device, mut model| {
                     let mut optimizer = match run {
                         "adam" => AdamConfig::new()

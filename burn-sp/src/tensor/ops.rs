@@ -8,7 +8,7 @@ use crate::{attention::AttentionCall, train::TokenLossSpec};
 
 /// The operations of this crate that run below Burn's tensor API, routed to whatever backend a tensor is on.
 ///
-/// Users call [`SpTensor`](crate::SpTensor), [`attention`](crate::attention()) and the losses instead.
+/// Users call [`SpTensor`](crate::SpTensor), [`attention`](crate::attention::attention) and the losses instead.
 #[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
 pub trait SpOps: Backend {
     /// A layout change of a float tensor: *the* layout node of the autodiff graph.
@@ -20,7 +20,7 @@ pub trait SpOps: Backend {
     /// A layout change of a bool tensor.
     fn redistribute_bool(tensor: BoolTensor<Self>, transition: Transition) -> BoolTensor<Self>;
 
-    /// Attention between tokens that ranks share; see [`attention`](crate::attention()).
+    /// Attention between tokens that ranks share; see [`attention`](crate::attention::attention).
     fn sharded_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

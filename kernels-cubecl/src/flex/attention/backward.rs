@@ -14,8 +14,8 @@ use super::{
 };
 
 /// Largest number of queries and keys in a tile.
-const QUERIES: usize = 192;
-const KEYS: usize = 192;
+const QUERIES: usize = 128;
+const KEYS: usize = 384;
 /// The keys of a head are dealt to several tasks if there would be fewer tasks than this. A constant: the number of
 /// terms decides the rounding, which must not depend on the machine.
 const TASKS: usize = 16;
@@ -171,10 +171,8 @@ impl<A: Real> Heads<'_, A> {
                     };
                     let (rows, columns) = (queries.len(), visible.keys.len());
                     let first = visible.keys.rows.start - keys.rows.start;
-                    self.q.load(batch, head, &queries.rows, q);
-                    self.grad_out.load(batch, head, &queries.rows, grad_out);
-                    let q = Matrix::new(q, dim);
-                    let grad_out = Matrix::new(grad_out, value_dim);
+                    let q = self.q.borrow(batch, head, &queries.rows, q);
+                    let grad_out = self.grad_out.borrow(batch, head, &queries.rows, grad_out);
 
                     // Scores and gradients of the weights, then weights and gradients of the scores in their place.
                     let (one, scale) = (A::from_f64(1.0), A::from_f64(p.spec.scale));

@@ -12,8 +12,8 @@ use super::{
 };
 
 /// Largest number of queries and keys in a tile.
-const QUERIES: usize = 256;
-const KEYS: usize = 256;
+const QUERIES: usize = 128;
+const KEYS: usize = 384;
 /// With fewer tasks than this, tiles have fewer queries, so that all cores find work. A constant: the cutting
 /// decides the rounding, which must not depend on the machine.
 const TASKS: usize = 16;
