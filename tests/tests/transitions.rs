@@ -551,3 +551,29 @@ fn each_change_is_one_collective_or_none() {
         }
     });
 }
+
+/// Case 24: positions are global, whatever the split; a video's are its tokens' indices, un-flattened.
+#[test]
+fn positions_are_global() {
+    let owned = |size: usize, length: usize, split: Split| {
+        ranks(MeshShape::ring(size), |device| {
+            let layout = Layout::replicated([length]).shard(0, Axis::Ring, split.clone());
+            let tokens = device.distribute(Tensor::<1>::zeros([length], device.device()), &layout);
+            tokens.positions(0).iter().collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(owned(2, 8, Split::Zigzag), [[0, 1, 6, 7], [2, 3, 4, 5]]);
+
+    // A grid of 2 frames, 2 rows and 3 columns.
+    let unflatten = |index: usize| [index / 6, index / 3 % 2, index % 3];
+    let rows = [[0, 0], [0, 1], [1, 0], [1, 1]];
+    for (rank, owned) in owned(4, 12, Split::Contiguous).into_iter().enumerate() {
+        let [frame, row] = rows[rank];
+        let expected = [[frame, row, 0], [frame, row, 1], [frame, row, 2]];
+        assert_eq!(
+            owned.into_iter().map(unflatten).collect::<Vec<_>>(),
+            expected,
+            "rank {rank}"
+        );
+    }
+}

@@ -132,6 +132,12 @@ impl Layout {
         layout
     }
 
+    /// The layout without its partial axes.
+    pub(crate) fn without_partials(mut self) -> Self {
+        self.partial.clear();
+        self
+    }
+
     /// The layout with two dimensions swapped.
     pub(crate) fn swap_dims(mut self, a: usize, b: usize) -> Self {
         self.shape.swap(a, b);

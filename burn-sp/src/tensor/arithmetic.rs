@@ -35,7 +35,7 @@ impl<const D: usize> SpTensor<D> {
     #[allow(clippy::should_implement_trait)]
     pub fn mul(self, other: Self) -> Self {
         self.same_shape_and_shards("mul", &other);
-        let layout = self.contracted("mul", &other, self.layout().clone());
+        let layout = self.contracted("mul", &other, self.layout().clone().without_partials());
         self.with(other, layout, |a, b| a * b)
     }
 
@@ -171,8 +171,6 @@ impl<const D: usize> SpTensor<D> {
         let mut result = layout;
         for axis in Axis::ALL {
             match (a.placement(axis), b.placement(axis)) {
-                (Placement::Partial, Placement::Replicate) | (Placement::Replicate, Placement::Partial)
-                    if result.placement(axis) == Placement::Partial => {}
                 (Placement::Partial, Placement::Replicate) | (Placement::Replicate, Placement::Partial) => {
                     result = result.partial(axis);
                 }

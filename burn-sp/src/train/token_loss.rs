@@ -18,8 +18,10 @@ use crate::{
     tensor::{Refusal, SpBackend},
 };
 
-/// Logits held at once, by default.
+/// About how many logits are held at once...
 const CHUNK_ELEMENTS: usize = 1 << 20;
+/// ...in chunks of a size that keeps the products efficient and, with a small vocabulary, the memory small.
+const CHUNK_TOKENS: std::ops::RangeInclusive<usize> = 256..=1024;
 
 /// Cross entropy of `hidden * weight` against next-token labels, as this rank's [`LossShare`]: the sum of
 /// `token_weights * -log p(label)` over the tokens that are not ignored, divided by `count`.
@@ -75,7 +77,7 @@ pub fn token_loss(
         None => valid,
     };
     let spec = TokenLossSpec {
-        chunk: (CHUNK_ELEMENTS / weight.dims()[1].max(1)).max(64),
+        chunk: (CHUNK_ELEMENTS / weight.dims()[1].max(1)).clamp(*CHUNK_TOKENS.start(), *CHUNK_TOKENS.end()),
     };
     let sum = <Dispatch as SpOps>::token_loss(
         hidden.flatten::<2>(0, 1).into_dispatch(),
