@@ -13,3 +13,8 @@ pub use difference::{Difference, Entry, Quantity, Report};
 pub use fixtures::Fixture;
 pub use outcome::{Outcome, Rank};
 pub use values::{Values, gradients_by_path, parameters_by_path};
+
+/// The workspace's README, so that its example is tested.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
