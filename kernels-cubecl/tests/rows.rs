@@ -1,7 +1,5 @@
 //! The row-wise kernels on Flex, and their gradients, against PyTorch fixtures and naive f64 references.
 #![cfg(feature = "flex")]
-// A list of ranges that holds one range is meant.
-#![allow(clippy::single_range_in_vec_init)]
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};

@@ -186,3 +186,21 @@ impl<const D: usize> SpTensor<D> {
         result
     }
 }
+
+/// The operators are the methods, as with Burn's tensors.
+macro_rules! operator {
+    ($trait:ident, $method:ident) => {
+        impl<const D: usize> std::ops::$trait for SpTensor<D> {
+            type Output = Self;
+
+            #[track_caller]
+            fn $method(self, other: Self) -> Self {
+                SpTensor::$method(self, other)
+            }
+        }
+    };
+}
+
+operator!(Add, add);
+operator!(Sub, sub);
+operator!(Mul, mul);

@@ -56,8 +56,8 @@ impl Block {
         let branch = self
             .attention
             .forward(x.clone().tokenwise(|x| self.norm1.forward(x)), rotary, options);
-        let x = x.add(dropout.forward(branch, key));
+        let x = x + dropout.forward(branch, key);
         let branch = x.clone().tokenwise(|x| self.mlp.forward(self.norm2.forward(x)));
-        x.add(dropout.forward(branch, key.map(|key| key.layer(key.layer + 1))))
+        x + dropout.forward(branch, key.map(|key| key.layer(key.layer + 1)))
     }
 }
