@@ -1,6 +1,5 @@
 //! Training a byte-level transformer, its tokens split over the mesh.
 
-use std::sync::Mutex;
 use std::time::Instant;
 
 use burn::module::Module;
@@ -9,7 +8,7 @@ use burn::tensor::{Device, Int};
 use burn_sp::comm::{CommError, raise};
 use burn_sp::nn::DropoutKey;
 use burn_sp::train::{ParamLayouts, clip_by_global_norm, sum_gradients, valid_tokens};
-use burn_sp::{SpDevice, SpTensor, launch_module};
+use burn_sp::{SpDevice, SpTensor, launch_module, seeded};
 use burn_sp_models::transformer::{ForwardOptions, Transformer, tokens_and_labels};
 
 use crate::RunError;
@@ -61,11 +60,7 @@ fn plain_device(kind: DeviceKind) -> Device {
 
 /// The initial model: a function of the seed.
 fn build(config: &TrainConfig, device: &Device) -> Transformer {
-    // The generator belongs to the process: two runs in one process must not draw from it at once.
-    static GENERATOR: Mutex<()> = Mutex::new(());
-    let _alone = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    device.seed(config.run.seed);
-    config.model().init(device)
+    seeded(device, config.run.seed, |device| config.model().init(device))
 }
 
 /// What a rank brings home.

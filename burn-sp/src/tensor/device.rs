@@ -1,4 +1,4 @@
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Int, Tensor};
 
@@ -12,8 +12,14 @@ pub struct SpDevice {
     mesh: Arc<Mesh>,
 }
 
-/// Burn's generators are process-wide, and ranks may be threads of one process.
-static GENERATOR: Mutex<()> = Mutex::new(());
+/// Runs `init` with the device's generator seeded, and no one else drawing: Burn's generators belong to the process, and
+/// ranks may be threads of one. The same seed gives the same random tensors.
+pub fn seeded<T>(device: &Device, seed: u64, init: impl FnOnce(&Device) -> T) -> T {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    let _alone = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    device.seed(seed);
+    init(device)
+}
 
 impl SpDevice {
     /// Decorates a device.
@@ -36,12 +42,9 @@ impl SpDevice {
         self.mesh.rank()
     }
 
-    /// Runs `init` with the device's generator seeded, undisturbed by other ranks: every rank that calls it with the
-    /// same seed gets the same random tensors.
+    /// [`seeded`] on this device: every rank that calls it with the same seed gets the same random tensors.
     pub fn seeded<T>(&self, seed: u64, init: impl FnOnce(&Device) -> T) -> T {
-        let _alone: MutexGuard<'_, ()> = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        self.device.seed(seed);
-        init(&self.device)
+        seeded(&self.device, seed, init)
     }
 
     /// Takes this rank's slice of a tensor that every rank holds whole. Differentiable: the tensor's gradient is

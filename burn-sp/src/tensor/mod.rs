@@ -12,7 +12,7 @@ mod sp_tensor;
 mod transition;
 
 pub use backend::SpBackend;
-pub use device::SpDevice;
+pub use device::{SpDevice, seeded};
 pub use kind::SpKind;
 pub use ops::SpOps;
 pub use refusal::Refusal;
