@@ -108,24 +108,32 @@ impl Group {
             .flatten()
             .next()
             .and_then(|other| other.difference(&post));
-        round.posts[rank] = Some(post);
-        round.tensors[rank] = Some(Arc::new(
-            transfers.into_iter().map(|transfer| transfer.buffer).collect(),
-        ));
         if let Some(difference) = difference {
-            let called = |rank: usize| match &round.posts[rank] {
-                Some(post) => format!("rank {}: {}", self.ranks[rank], post.describe(&self.axis, difference)),
-                None => {
-                    let activity = world.activity(self.ranks[rank]).to_string();
-                    format!("rank {}: not there yet ({activity})", self.ranks[rank])
+            let called = |member: usize| {
+                let own = (member == rank).then_some(&post);
+                match own.or(round.posts[member].as_ref()) {
+                    Some(post) => format!(
+                        "rank {}: {}",
+                        self.ranks[member],
+                        post.describe(&self.axis, difference)
+                    ),
+                    None => {
+                        let activity = world.activity(self.ranks[member]).to_string();
+                        format!("rank {}: not there yet ({activity})", self.ranks[member])
+                    }
                 }
             };
             let report = (0..size).map(called).collect::<Vec<_>>().join("; ");
+            // Nothing of it enters the round: whoever waits must not take it for complete before the world has failed.
             return Err(CommError::Mismatch {
                 difference: difference.into(),
                 report,
             });
         }
+        round.posts[rank] = Some(post);
+        round.tensors[rank] = Some(Arc::new(
+            transfers.into_iter().map(|transfer| transfer.buffer).collect(),
+        ));
         let complete = round.posts.iter().all(Option::is_some);
         drop(rounds);
         if complete || handed_over {
