@@ -81,6 +81,7 @@ impl PlainBlock {
             k_positions: Positions::whole(tokens),
             scale: 1.0 / (HEAD_DIM as f64).sqrt(),
             heads: HeadMap::new(HEADS, HEADS),
+            dropout: None,
             wide: false,
         };
         let (q, k, v) = (turned(heads(&self.query)), turned(heads(&self.key)), heads(&self.value));
@@ -165,7 +166,7 @@ fn bench(device: SpDevice) {
     let own_labels = windows.narrow(1, 1, TOKENS);
 
     let sharded_step = || {
-        let loss = model.loss(tokens.clone(), &labels, TOKENS as u64, ForwardOptions::default());
+        let loss = model.loss(tokens.clone(), &labels, TOKENS as u64, &ForwardOptions::default());
         black_box(loss.backward());
         loss.value()
     };

@@ -4,9 +4,10 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use burn::tensor::Device;
 use burn_sp::LaunchConfig;
-use burn_sp::attention::KvMove;
-use burn_sp::layout::{MeshShape, Split};
+use burn_sp::attention::{KvMove, Mask};
+use burn_sp::layout::{AttentionWorkload, Links, MeshChoice, MeshShape, Split};
 use burn_sp_models::transformer::TransformerConfig;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,9 @@ use crate::{InputError, memory};
 
 /// Byte-level: every value of a byte is a token.
 const VOCABULARY: usize = 256;
+
+/// Elements are f32.
+const ELEMENT_BYTES: usize = 4;
 
 /// What every program needs to know of a run. Its fields have the names of the flags, so that a report's `config` can
 /// be given to `--config`.
@@ -35,9 +39,9 @@ pub struct RunConfig {
     pub steps: usize,
     pub seed: u64,
     pub timeout: u64,
-    /// Whether the mesh was chosen here, because no axis was given.
+    /// Why the mesh was chosen, if no axis was given.
     #[serde(skip)]
-    pub chosen: bool,
+    pub chosen: Option<String>,
 }
 
 /// A training run.
@@ -57,14 +61,15 @@ pub struct TrainConfig {
     pub kv_heads: usize,
     pub ffn: usize,
     pub dropout: f64,
+    pub attention_dropout: f64,
 }
 
-fn refuse<T>(line: impl Display) -> Result<T, InputError> {
+pub(crate) fn refuse<T>(line: impl Display) -> Result<T, InputError> {
     Err(InputError(line.to_string()))
 }
 
 /// The value of a flag that must not be 0.
-fn at_least_one(flag: &str, value: Option<usize>, default: usize) -> Result<usize, InputError> {
+pub(crate) fn at_least_one(flag: &str, value: Option<usize>, default: usize) -> Result<usize, InputError> {
     match value {
         Some(0) => refuse(format!("{flag} 0: give it at least 1, or leave it out for {default}")),
         value => Ok(value.unwrap_or(default)),
@@ -72,22 +77,23 @@ fn at_least_one(flag: &str, value: Option<usize>, default: usize) -> Result<usiz
 }
 
 impl RunFlags {
-    /// Completes the flags and checks them.
+    /// Completes the flags and checks them. `choose` is asked for a mesh if no axis is given, by a configuration with
+    /// all but the mesh; none is for more ranks than there are tokens.
     ///
     /// # Errors
     /// One line: what cannot work, and what would.
-    pub fn resolve(&self) -> Result<RunConfig, InputError> {
+    pub fn resolve(&self, choose: impl FnOnce(&RunConfig) -> Option<MeshChoice>) -> Result<RunConfig, InputError> {
         check_report(self.report.as_deref())?;
-        let (mesh, chosen) = self.mesh()?;
-        let config = RunConfig {
+        let given = self.mesh()?;
+        let mut config = RunConfig {
             engine: self.engine.unwrap_or_default(),
             device: self.device.unwrap_or_default(),
-            ranks: mesh.ranks(),
-            dp: mesh.dp,
-            ring: mesh.ring,
-            ulysses: mesh.ulysses,
-            tp: mesh.tp,
-            kv: Kv::Gather,
+            ranks: given.map_or(self.ranks.unwrap_or(2), |mesh| mesh.ranks()),
+            dp: 1,
+            ring: 1,
+            ulysses: 1,
+            tp: 1,
+            kv: self.kv.unwrap_or_default(),
             seq_len: at_least_one("--seq-len", self.seq_len, 1024)?,
             batch: at_least_one("--batch", self.batch, 2)?,
             accumulate: at_least_one("--accumulate", self.accumulate, 1)?,
@@ -97,14 +103,33 @@ impl RunFlags {
                 Some(0) => refuse("--timeout 0: ranks must be given time to wait, at least 1 second")?,
                 timeout => timeout.unwrap_or(60),
             },
-            chosen,
+            chosen: None,
+        };
+        let mesh = match given {
+            Some(mesh) => mesh,
+            None => match choose(&config) {
+                Some(choice) => {
+                    config.chosen = Some(choice.reason);
+                    choice.mesh
+                }
+                // Refused below, for want of tokens.
+                None => MeshShape::ulysses(config.ranks),
+            },
+        };
+        let MeshShape { dp, ring, ulysses, tp } = mesh;
+        let config = RunConfig {
+            dp,
+            ring,
+            ulysses,
+            tp,
+            ..config
         };
         config.check_shares()?;
         Ok(config)
     }
 
-    /// The mesh, and whether it was chosen here.
-    fn mesh(&self) -> Result<(MeshShape, bool), InputError> {
+    /// The mesh, if an axis is given.
+    fn mesh(&self) -> Result<Option<MeshShape>, InputError> {
         let axes = [
             ("--dp", self.dp),
             ("--ring", self.ring),
@@ -120,18 +145,8 @@ impl RunFlags {
                 _ => {}
             }
         }
-        if let Some(tp) = self.tp.filter(|tp| *tp > 1) {
-            return refuse(format!(
-                "--tp {tp}: tensor parallelism is not there yet; use --ulysses {tp}, or --ring {tp} --kv gather"
-            ));
-        }
-        if let (Some(ring), None) = (self.ring.filter(|ring| *ring > 1), self.kv) {
-            return refuse(format!(
-                "--ring {ring}: keys and values cannot travel from rank to rank yet; add --kv gather"
-            ));
-        }
         if axes.iter().all(|(_, ranks)| ranks.is_none()) {
-            return Ok((MeshShape::ulysses(self.ranks.unwrap_or(2)), true));
+            return Ok(None);
         }
         let [dp, ring, ulysses, tp] = axes.map(|(_, ranks)| ranks.unwrap_or(1));
         let mesh = MeshShape { dp, ring, ulysses, tp };
@@ -144,7 +159,7 @@ impl RunFlags {
             ));
         }
         match mesh.check(ranks) {
-            Ok(()) => Ok((mesh, false)),
+            Ok(()) => Ok(Some(mesh)),
             Err(error) => refuse(error),
         }
     }
@@ -159,16 +174,16 @@ impl RunConfig {
                 self.batch, self.dp, self.dp
             ));
         }
+        // A sequence is split zigzag over ring, and a rank's share of that further over ulysses and tp.
         let ring = Split::Zigzag.parts(self.seq_len, self.ring);
         let fewest = (0..self.ring).map(|rank| ring.len_of(rank)).min().unwrap_or(0);
-        if fewest < self.ulysses {
+        if fewest < self.ulysses * self.tp {
+            let sequence = MeshShape { dp: 1, ..self.mesh() };
             return refuse(format!(
-                "--seq-len {} on {} ranks (ring {}, ulysses {}): a rank would have no token; use --seq-len {} at least",
+                "--seq-len {} on {} ranks ({sequence}): a rank would have no token; use --seq-len {} at least",
                 self.seq_len,
-                self.ring * self.ulysses,
-                self.ring,
-                self.ulysses,
-                2 * self.ring * self.ulysses
+                sequence.ranks(),
+                sequence.ranks()
             ));
         }
         Ok(())
@@ -187,12 +202,17 @@ impl RunConfig {
     /// The mesh and why, in one line.
     pub fn mesh_line(&self) -> String {
         let mesh = self.mesh();
-        let why = match (self.chosen, self.ranks) {
-            (false, _) => "as given",
-            (true, 1) => "nothing to split",
-            (true, _) => "chosen, as no axis was given: ulysses takes any length and any number of heads",
-        };
-        format!("mesh: {mesh} ({why})")
+        match &self.chosen {
+            Some(reason) => format!("mesh: {mesh} (chosen: {reason})"),
+            None => format!("mesh: {mesh} (as given)"),
+        }
+    }
+
+    /// Where tensors live, without autodiff.
+    pub fn burn_device(&self) -> Device {
+        match self.device {
+            DeviceKind::Flex => Device::flex(),
+        }
     }
 
     /// How to start the ranks.
@@ -203,6 +223,7 @@ impl RunConfig {
     /// How the ring axis moves keys and values.
     pub fn kv_move(&self) -> KvMove {
         match self.kv {
+            Kv::Ring => KvMove::Ring,
             Kv::Gather => KvMove::Gather,
         }
     }
@@ -219,7 +240,6 @@ impl TrainFlags {
     /// # Errors
     /// One line: what cannot work, and what would.
     pub fn resolve(&self) -> Result<TrainConfig, InputError> {
-        let run = self.run.resolve()?;
         let lr = self.lr.unwrap_or(1e-3);
         if !(lr.is_finite() && lr > 0.0) {
             return refuse(format!("--lr {lr}: use a rate above 0, such as 0.001"));
@@ -236,6 +256,7 @@ impl TrainFlags {
             kv_heads,
             ffn,
             dropout,
+            attention_dropout,
         } = self.model;
         let shape = shape.unwrap_or_default();
         let hidden = at_least_one("--hidden", hidden, 256)?;
@@ -248,6 +269,19 @@ impl TrainFlags {
                 works.join(" or ")
             ));
         }
+        let kv_heads = at_least_one("--kv-heads", kv_heads, heads)?;
+        let run = self.run.resolve(|run| {
+            let workload = AttentionWorkload {
+                batch: run.batch,
+                tokens: run.seq_len,
+                heads,
+                kv_heads,
+                head_dim: hidden / heads,
+                element_bytes: ELEMENT_BYTES,
+                mask: Mask::Causal,
+            };
+            MeshShape::choose(run.ranks, &workload, &Links::threads())
+        })?;
         let wide = match shape {
             Shape::Llama => (8 * hidden).div_ceil(3).next_multiple_of(16),
             Shape::Gpt2 => 4 * hidden,
@@ -261,9 +295,10 @@ impl TrainFlags {
             hidden,
             layers: at_least_one("--layers", layers, 4)?,
             heads,
-            kv_heads: at_least_one("--kv-heads", kv_heads, heads)?,
+            kv_heads,
             ffn: at_least_one("--ffn", ffn, wide)?,
             dropout: dropout.unwrap_or(0.0),
+            attention_dropout: attention_dropout.unwrap_or(0.0),
         };
         match config.model().problem() {
             Some(problem) => refuse(format!("model: {problem}")),
@@ -283,6 +318,7 @@ impl TrainConfig {
             kv_heads: self.kv_heads,
             ffn_size: self.ffn,
             dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
             ..model
         }
     }

@@ -27,9 +27,12 @@ pub enum DeviceKind {
 }
 
 /// How the ring axis moves keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kv {
+    /// From rank to rank.
+    #[default]
+    Ring,
     /// All of them at once.
     Gather,
 }
@@ -45,6 +48,8 @@ pub enum Shape {
     Gpt2,
 }
 
+const MESH: &str = "Mesh (if no axis is given, one is chosen, and the reason printed)";
+
 /// The flags of every program: the ranks, the size of the run, and where it is written down.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RunFlags {
@@ -57,39 +62,23 @@ pub struct RunFlags {
     pub ranks: Option<usize>,
 
     /// Data-parallel ranks: each has other samples
-    #[arg(
-        long,
-        value_name = "N",
-        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
-    )]
+    #[arg(long, value_name = "N", help_heading = MESH)]
     pub dp: Option<usize>,
 
-    /// Sequence-parallel ranks between which keys and values travel; needs --kv gather
-    #[arg(
-        long,
-        value_name = "N",
-        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
-    )]
+    /// Sequence-parallel ranks between which keys and values travel
+    #[arg(long, value_name = "N", help_heading = MESH)]
     pub ring: Option<usize>,
 
     /// Sequence-parallel ranks that exchange tokens for heads around attention
-    #[arg(
-        long,
-        value_name = "N",
-        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
-    )]
+    #[arg(long, value_name = "N", help_heading = MESH)]
     pub ulysses: Option<usize>,
 
-    /// Tensor-parallel ranks; not there yet, so at most 1
-    #[arg(
-        long,
-        value_name = "N",
-        help_heading = "Mesh (if none is given, ulysses takes all ranks)"
-    )]
+    /// Tensor-parallel ranks: each has slices of the weights, and of the tokens in between
+    #[arg(long, value_name = "N", help_heading = MESH)]
     pub tp: Option<usize>,
 
-    /// How the ring axis moves keys and values
-    #[arg(long, value_enum, help_heading = "Mesh (if none is given, ulysses takes all ranks)")]
+    /// How the ring axis, if there is one, moves keys and values [default: ring]
+    #[arg(long, value_enum, help_heading = MESH)]
     pub kv: Option<Kv>,
 
     /// Where tensors live [default: flex]
@@ -162,6 +151,10 @@ pub struct ModelFlags {
     /// Share of elements dropped in training [default: 0]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub dropout: Option<f64>,
+
+    /// Share of attention weights dropped in training [default: 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub attention_dropout: Option<f64>,
 }
 
 /// Trains a byte-level language model on text, its sequences split over ranks.

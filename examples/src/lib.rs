@@ -7,6 +7,7 @@ pub mod memory;
 mod meter;
 pub mod progress;
 pub mod report;
+pub mod spatial_temporal;
 pub mod summary;
 pub mod text;
 pub mod train;

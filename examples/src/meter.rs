@@ -19,6 +19,8 @@ pub(crate) struct Meter {
 /// What a rank reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
+    /// Bytes of the rank's parameters, and of their gradients.
+    pub parameters: u64,
     /// The most bytes held at once.
     pub peak: u64,
     /// The most bytes that forward and backward held beside parameters, optimizer and gradients.
@@ -37,7 +39,10 @@ impl Meter {
             account,
             gradients,
             accumulated: false,
-            figures: Figures::default(),
+            figures: Figures {
+                parameters: gradients as u64,
+                ..Figures::default()
+            },
         }
     }
 

@@ -88,7 +88,7 @@ fn traffic(report: &Report) -> Option<Table> {
 }
 
 /// An empty table: text to the left in the first column, figures to the right in the others.
-fn table<const N: usize>(header: [&str; N]) -> Table {
+pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_content_arrangement(ContentArrangement::Disabled);

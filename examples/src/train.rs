@@ -46,10 +46,13 @@ pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunErr
     progress.line(&format!("model: {parameters} parameters"));
 
     let outcomes = launch_module(&run.launch(), &device, model, |device, model| {
-        Rank::new(device, config, &text, parameters).run(model, progress)
+        let account = memory::enter(device.rank());
+        let (model, layouts) = model.shard(&device);
+        let meter = Meter::new(account, model.num_params() * PARAMETER_BYTES);
+        Rank::new(device, config, &text, layouts, meter).run(model, progress)
     })?;
     progress.finish();
-    Ok(report(config, parameters * PARAMETER_BYTES, outcomes))
+    Ok(report(config, outcomes))
 }
 
 fn plain_device(kind: DeviceKind) -> Device {
@@ -84,14 +87,14 @@ struct Rank<'a> {
 type Sample = (SpTensor<2, Int>, SpTensor<2, Int>);
 
 impl<'a> Rank<'a> {
-    fn new(device: SpDevice, config: &'a TrainConfig, text: &'a Text, parameters: usize) -> Self {
+    fn new(device: SpDevice, config: &'a TrainConfig, text: &'a Text, layouts: ParamLayouts, meter: Meter) -> Self {
         Self {
-            meter: Meter::new(memory::enter(device.rank()), parameters * PARAMETER_BYTES),
+            meter,
             device,
             config,
             run: &config.run,
             text,
-            layouts: ParamLayouts::replicated(),
+            layouts,
             optimizer: AdamWConfig::new()
                 .with_beta_1(0.9)
                 .with_beta_2(0.95)
@@ -146,7 +149,7 @@ impl<'a> Rank<'a> {
                 step: (step * self.run.accumulate + micro) as u64,
                 layer: 0,
             };
-            let share = model.loss(tokens, &labels, count, self.options(Some(dropout)));
+            let share = model.loss(tokens, &labels, count, &self.options(Some(dropout)));
             self.meter.forward_done();
             let gradients = GradientsParams::from_grads(share.backward(), &model);
             self.meter.backward_done();
@@ -181,6 +184,7 @@ impl<'a> Rank<'a> {
         ForwardOptions {
             kv: self.run.kv_move(),
             dropout,
+            ..ForwardOptions::default()
         }
     }
 
@@ -199,7 +203,7 @@ impl<'a> Rank<'a> {
         let count = valid_tokens(samples.iter().map(|(_, labels)| labels));
         let losses = samples
             .into_iter()
-            .map(|(tokens, labels)| model.loss(tokens, &labels, count, self.options(None)).value());
+            .map(|(tokens, labels)| model.loss(tokens, &labels, count, &self.options(None)).value());
         losses.sum()
     }
 
@@ -215,18 +219,18 @@ impl<'a> Rank<'a> {
     }
 }
 
-fn report(config: &TrainConfig, parameter_bytes: usize, outcomes: Vec<Outcome>) -> Report {
+fn report(config: &TrainConfig, outcomes: Vec<Outcome>) -> Report {
     let run = &config.run;
-    let each = |bytes: usize| vec![bytes as u64; run.ranks];
-    let of = |figure: fn(&Figures) -> u64| outcomes.iter().map(|outcome| figure(&outcome.figures)).collect();
+    let of =
+        |figure: fn(&Figures) -> u64| -> Vec<u64> { outcomes.iter().map(|outcome| figure(&outcome.figures)).collect() };
     let known = memory::measured();
-    let measured = |bytes: Vec<u64>| if known { bytes } else { each(0) };
+    let measured = |bytes: Vec<u64>| if known { bytes } else { vec![0; run.ranks] };
     let memory = Memory {
         peak_bytes_per_rank: measured(of(|figures| figures.peak)),
         peak_activation_bytes_per_rank: measured(of(|figures| figures.activation)),
-        parameter_bytes_per_rank: each(parameter_bytes),
-        optimizer_bytes_per_rank: each(2 * parameter_bytes),
-        gradient_bytes_per_rank: each(parameter_bytes),
+        parameter_bytes_per_rank: of(|figures| figures.parameters),
+        optimizer_bytes_per_rank: of(|figures| 2 * figures.parameters),
+        gradient_bytes_per_rank: of(|figures| figures.parameters),
         bucket_bytes_per_rank: measured(of(|figures| figures.buckets)),
         other_threads_peak_bytes: if run.ranks == 1 {
             0

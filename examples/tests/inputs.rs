@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn_sp::attention::KvMove;
 use burn_sp_examples::config::TrainConfig;
 use burn_sp_examples::flags::{self, TrainFlags};
 use burn_sp_examples::progress::Progress;
@@ -52,9 +53,7 @@ fn what_flags_cannot_say() {
         ("--lr 0", "--lr 0"),
         ("--lr NaN", "--lr NaN"),
         ("--clip -1", "--clip"),
-        ("--tp 2", "tensor parallelism is not there yet; use --ulysses 2"),
-        ("--ring 2", "add --kv gather"),
-        ("--kv ring", "possible values: gather"),
+        ("--kv all", "possible values: ring, gather"),
         ("--engine mpi", "possible values: threads"),
         ("--device cuda", "possible values: flex"),
         (
@@ -64,10 +63,14 @@ fn what_flags_cannot_say() {
         ("--ranks 2 --dp 2 --ulysses 2", "dp 2 x ulysses 2 needs 4 ranks"),
         ("--dp 20 --ulysses 20", "at most 256"),
         ("--dp 3", "--batch 2 --dp 3: a rank would have no sequence"),
-        ("--ulysses 4 --seq-len 3", "a rank would have no token"),
         (
-            "--ring 2 --kv gather --ulysses 2 --seq-len 3",
-            "a rank would have no token",
+            "--ulysses 4 --seq-len 3",
+            "--seq-len 3 on 4 ranks (ulysses 4): a rank would have no token; use --seq-len 4",
+        ),
+        ("--ranks 4 --seq-len 3", "a rank would have no token"),
+        (
+            "--ring 2 --ulysses 2 --tp 2 --seq-len 7",
+            "--seq-len 7 on 8 ranks (ring 2 x ulysses 2 x tp 2): a rank would have no token; use --seq-len 8",
         ),
         ("--hidden 256 --heads 6", "use --hidden 252 or 258"),
         ("--hidden 4 --heads 8", "use --hidden 8"),
@@ -119,11 +122,13 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
 #[test]
 fn a_configuration_survives_the_way_through_a_file() {
     let config = resolve("--ranks 4 --hidden 64 --heads 4 --dropout 0.1 --seed 18446744073709551615").unwrap();
-    assert!(config.run.chosen);
+    assert!(config.run.chosen.is_some());
     let file = folder("again").join("run.json");
     fs::write(&file, serde_json::to_string(&config).unwrap()).unwrap();
     let mut again = resolve(&format!("--config {}", file.display())).unwrap();
-    again.run.chosen = true;
+    // A mesh from a file is given, not chosen.
+    assert_eq!(again.run.chosen, None);
+    again.run.chosen = config.run.chosen.clone();
     assert_eq!(again, config);
 }
 
@@ -131,8 +136,48 @@ fn a_configuration_survives_the_way_through_a_file() {
 fn with_no_flags_two_ranks_share_the_tokens() {
     let config = resolve("").unwrap();
     assert_eq!((config.run.ranks, config.run.ulysses), (2, 2));
-    assert!(config.run.mesh_line().contains("chosen"));
-    assert!(!resolve("--ulysses 2").unwrap().run.mesh_line().contains("chosen"));
+    assert_eq!(
+        resolve("--ulysses 2").unwrap().run.mesh_line(),
+        "mesh: ulysses 2 (as given)"
+    );
+}
+
+#[test]
+fn a_mesh_for_the_ranks_is_chosen_and_explained() {
+    for (line, expected) in [
+        ("--ranks 1", "mesh: one rank (chosen: nothing to split)"),
+        (
+            "--ranks 4",
+            "mesh: ulysses 4 (chosen: 8 heads split evenly; it sends 3.0 MiB a layer and rank",
+        ),
+        ("--ranks 5", "mesh: ring 5 (chosen: it sends"),
+        (
+            "--ranks 4 --hidden 96 --heads 6",
+            "mesh: ring 2 x ulysses 2 (chosen: 6 heads split evenly",
+        ),
+        ("--ranks 8 --kv-heads 1", "mesh: ring 8 (chosen: it sends"),
+    ] {
+        let config = resolve(line).unwrap().run;
+        assert!(
+            config.mesh_line().starts_with(expected),
+            "{line}: {}",
+            config.mesh_line()
+        );
+        assert_eq!(config.mesh().ranks(), config.ranks);
+    }
+}
+
+#[test]
+fn keys_and_values_travel_unless_they_are_gathered() {
+    for (line, expected) in [
+        ("--ring 2", KvMove::Ring),
+        ("--ring 2 --kv ring", KvMove::Ring),
+        ("--ring 2 --kv gather", KvMove::Gather),
+        // It is there for a ring that may be chosen.
+        ("--ranks 5 --kv gather", KvMove::Gather),
+    ] {
+        assert_eq!(resolve(line).unwrap().run.kv_move(), expected, "{line}");
+    }
 }
 
 /// What training says about a text.

@@ -1,4 +1,5 @@
-//! Fused attention against Burn's own under autodiff, at 8 heads of 64, causal, f32.
+//! Fused attention against Burn's own under autodiff, at 8 heads of 64, causal, f32; then what a sliding window saves of
+//! a long sequence, and what dropout costs.
 //!
 //! After criterion's report, one line a case: best time, GFLOP/s (visible pairs only: 4 x heads x dim a pair forward,
 //! 2.5 times that backward), the share of what a large matrix product reaches in the same run, and the peak memory
@@ -13,7 +14,7 @@ use std::{
 use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{Device, Distribution, Tensor, module, ops::AttentionModuleOptions};
 use criterion::{Criterion, Throughput};
-use kernels_cubecl::{AttentionSpec, HeadMap, Kernels, Mask, Positions, attention};
+use kernels_cubecl::{AttentionDropout, AttentionSpec, HeadMap, Kernels, Mask, Positions, attention};
 use mimalloc::MiMalloc;
 
 const HEADS: usize = 8;
@@ -21,6 +22,9 @@ const DIM: usize = 64;
 const LENGTHS: [usize; 4] = [1024, 2048, 4096, 8192];
 /// Burn's own attention holds several score matrices: 2 GB at 4,096 tokens.
 const BURN_UP_TO: usize = 4096;
+const LONG: usize = 16_384;
+const WINDOW: usize = 1024;
+const DROPOUT_AT: usize = 2048;
 
 /// mimalloc, counting bytes in use.
 struct Counting;
@@ -88,6 +92,37 @@ fn random(shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
+fn spec(mask: Mask, length: usize) -> AttentionSpec {
+    AttentionSpec {
+        mask,
+        q_positions: Positions::whole(length),
+        k_positions: Positions::whole(length),
+        scale: 1.0 / (DIM as f64).sqrt(),
+        heads: HeadMap::new(HEADS, HEADS),
+        dropout: None,
+        wide: false,
+    }
+}
+
+/// Operations forward: two products over the visible pairs.
+fn forward_flops(spec: &AttentionSpec) -> f64 {
+    (4 * HEADS * DIM) as f64 * spec.mask.visible_pairs(&spec.q_positions, &spec.k_positions) as f64
+}
+
+/// Forward and backward on plain tensors.
+fn both([q, k, v, grad]: &[Tensor<4>; 4], spec: &AttentionSpec) {
+    let (out, stats) = Flex::attention_forward(primitive(q), primitive(k), primitive(v), spec);
+    Flex::attention_backward(
+        primitive(q),
+        primitive(k),
+        primitive(v),
+        out,
+        stats,
+        primitive(grad),
+        spec,
+    );
+}
+
 fn primitive(tensor: &Tensor<4>) -> FloatTensor<Flex> {
     tensor.clone().try_into_primitive::<Flex>().expect("a tensor on Flex")
 }
@@ -128,16 +163,9 @@ fn main() {
         ));
     };
     for length in LENGTHS {
-        let forward_flops = (4 * HEADS * DIM * length * (length + 1) / 2) as f64;
+        let spec = || spec(Mask::Causal, length);
+        let forward_flops = forward_flops(&spec());
         let both_flops = 3.5 * forward_flops;
-        let spec = || AttentionSpec {
-            mask: Mask::Causal,
-            q_positions: Positions::whole(length),
-            k_positions: Positions::whole(length),
-            scale: 1.0 / (DIM as f64).sqrt(),
-            heads: HeadMap::new(HEADS, HEADS),
-            wide: false,
-        };
         let device = Device::flex().autodiff();
         let [q, k, v, grad] = [(); 4].map(|_| random([1, length, HEADS, DIM], &device));
         let [plain_q, plain_k, plain_v] = [&q, &k, &v].map(|tensor| tensor.clone().inner());
@@ -149,14 +177,8 @@ fn main() {
         report(name, length, forward_flops, measured);
 
         let name = "fused forward+backward";
-        let plain = || [&plain_q, &plain_k, &plain_v].map(primitive);
-        let plain_grad = grad.clone().inner();
-        let measured = measure(&mut criterion, name, length, both_flops, || {
-            let [q, k, v] = plain();
-            let (out, lse) = Flex::attention_forward(q, k, v, &spec());
-            let [q, k, v] = plain();
-            Flex::attention_backward(q, k, v, out, lse, primitive(&plain_grad), &spec());
-        });
+        let plain = [plain_q, plain_k, plain_v, grad.clone().inner()];
+        let measured = measure(&mut criterion, name, length, both_flops, || both(&plain, &spec()));
         report(name, length, both_flops, measured);
 
         let [q, k, v] = [q, k, v].map(|tensor| tensor.require_grad());
@@ -181,6 +203,43 @@ fn main() {
             report(name, length, both_flops, measured);
         }
     }
+
+    let mut compare = |length: usize, cases: [(&str, AttentionSpec); 2]| {
+        let inputs = [(); 4].map(|_| random([1, length, HEADS, DIM], &Device::flex()));
+        for (name, spec) in cases {
+            let flops = 3.5 * forward_flops(&spec);
+            let measured = measure(&mut criterion, name, length, flops, || both(&inputs, &spec));
+            report(name, length, flops, measured);
+        }
+    };
+    let window = Mask::Window { size: WINDOW, sink: 0 };
+    compare(
+        LONG,
+        [
+            ("window: causal forward+backward", spec(Mask::Causal, LONG)),
+            ("window: window forward+backward", spec(window, LONG)),
+        ],
+    );
+    let dropout = AttentionDropout {
+        probability: 0.1,
+        seed: 1,
+        stream: 0,
+        shape: [1, HEADS, DROPOUT_AT, DROPOUT_AT],
+        batch: Positions::whole(1),
+        heads: Positions::whole(HEADS),
+    };
+    let without = spec(Mask::Causal, DROPOUT_AT);
+    let with = AttentionSpec {
+        dropout: Some(dropout),
+        ..without.clone()
+    };
+    compare(
+        DROPOUT_AT,
+        [
+            ("dropout: none, forward+backward", without),
+            ("dropout: a tenth, forward+backward", with),
+        ],
+    );
     criterion.final_summary();
     println!("\n{}", lines.join("\n"));
 }

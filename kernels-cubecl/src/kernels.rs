@@ -13,15 +13,17 @@ use crate::{AttentionSpec, DropoutSpec, RotaryStyle};
 /// Every kernel accepts any strides, returns contiguous tensors, accumulates in f32 (f64 for f64 inputs) and
 /// allows dimensions of size 0.
 pub trait Kernels: Backend {
-    /// Attention with log-sum-exp.
+    /// Attention with its softmax statistics.
     ///
     /// # Shapes
     /// - `q`: `[batch, queries, heads, head_dim]`
     /// - `k`: `[batch, keys, kv_heads, head_dim]`, `v`: `[batch, keys, kv_heads, value_dim]`
     /// - returns `out` `[batch, queries, heads, value_dim]` in the dtype of `q` (in the accumulation dtype if
-    ///   `spec.wide`), and `lse` `[batch, heads, queries]`, natural log, in the accumulation dtype
+    ///   `spec.wide`), and `stats` `[2, batch, heads, queries]` in the accumulation dtype: the largest score of each
+    ///   query, and the natural logarithm of the sum of `exp(score - largest)`. Their sum is the log-sum-exp; apart they
+    ///   keep the digits that one f32 loses where scores are large.
     ///
-    /// A query that sees no key gets output 0 and log-sum-exp negative infinity.
+    /// A query that sees no key gets output 0 and statistics negative infinity and 0.
     fn attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -30,16 +32,30 @@ pub trait Kernels: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// Gradients `(dq, dk, dv)` of `sum(out * grad_out)`, in the dtypes of `q`, `k`, `v` (in the accumulation dtype
-    /// if `spec.wide`). `out` and `lse` may come from a larger set of keys than `k` (a ring merges them first).
+    /// if `spec.wide`). `out` and `stats` may come from a larger set of keys than `k` (a ring merges them first).
     fn attention_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         out: FloatTensor<Self>,
-        lse: FloatTensor<Self>,
+        stats: FloatTensor<Self>,
         grad_out: FloatTensor<Self>,
         spec: &AttentionSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The attention of the same queries to the keys of both parts, given that to each part alone: outputs are averaged
+    /// by their shares of the softmax. A row that saw no key, output 0 and statistics negative infinity and 0, leaves
+    /// the other part's bits alone.
+    ///
+    /// # Shapes
+    /// - `out`, `other_out`: `[batch, queries, heads, value_dim]`, `stats`, `other_stats`: `[2, batch, heads, queries]`,
+    ///   all in the accumulation dtype; returned likewise
+    fn attention_merge(
+        out: FloatTensor<Self>,
+        stats: FloatTensor<Self>,
+        other_out: FloatTensor<Self>,
+        other_stats: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `y = x / sqrt(mean(x^2) + eps) * weight` over the last dimension; returns `(y, 1 / rms)`, the latter
     /// `[rows]` in the accumulation dtype.
@@ -98,18 +114,38 @@ pub trait Kernels: Backend {
         inverse: bool,
     ) -> FloatTensor<Self>;
 
-    /// Per-row softmax cross entropy and its gradient with respect to the logits.
+    /// What a softmax cross entropy needs to know of each row: its largest logit, the sum of `exp(logit - largest)`, and
+    /// the logit of its target. The loss is `weight * (ln(sum) + (largest - target's))`.
+    ///
+    /// The logits may be of some classes only, `first..first + classes` of `total`. Then a target that is not among them
+    /// counts 0, and the parts' statistics merge: largest of the largest, sum of `sum * exp(largest - largest of all)`,
+    /// sum of the targets'.
     ///
     /// # Shapes
-    /// - `logits`: `[rows, classes]`, `targets`: `[rows]`, `weights`: `[rows]` in the accumulation dtype; a row whose
-    ///   weight is 0 is ignored, whatever its target says
-    /// - returns `losses` `[rows]` = weight * (log-sum-exp - logit of the target) in the accumulation dtype, and
-    ///   `dlogits` `[rows, classes]` = weight * (softmax - onehot) in the dtype of `logits`
-    fn cross_entropy(
+    /// - `logits`: `[rows, classes]`, `targets`: `[rows]`, counted over all classes, `weights`: `[rows]` in the
+    ///   accumulation dtype; a row whose weight is 0 is ignored, whatever it holds and whatever its target says
+    /// - returns `[3, rows]` in the accumulation dtype; `(0, 1, 0)` for an ignored row
+    fn cross_entropy_statistics(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
         weights: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+        first: usize,
+        total: usize,
+    ) -> FloatTensor<Self>;
+
+    /// The gradient of the losses with respect to the logits, `weight * (softmax - onehot)`, given the statistics over
+    /// all classes.
+    ///
+    /// # Shapes
+    /// - as [`cross_entropy_statistics`](Self::cross_entropy_statistics); returns `[rows, classes]` in the dtype of
+    ///   `logits`
+    fn cross_entropy_gradient(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        statistics: FloatTensor<Self>,
+        first: usize,
+    ) -> FloatTensor<Self>;
 
     /// `x * mask / keep`, the mask from the counter-based generator of [`DropoutSpec`], keyed by the *global* index
     /// of each element. It is its own gradient.

@@ -1,4 +1,4 @@
-use crate::{Mask, Positions};
+use crate::{AttentionDropout, Mask, Positions};
 
 /// Which key/value head a query head reads: `(head + offset) / ratio`.
 ///
@@ -47,6 +47,8 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// Which key/value head each query head reads.
     pub heads: HeadMap,
+    /// Dropout of the attention weights, if any.
+    pub dropout: Option<AttentionDropout>,
     /// Return outputs and gradients in the accumulation dtype (f32, f64 for f64), for callers that add up several.
     pub wide: bool,
 }
@@ -58,23 +60,4 @@ pub enum RotaryStyle {
     Halves,
     /// Elements `2i` and `2i + 1` turn together (the original paper, Wan).
     Interleaved,
-}
-
-/// A dropout mask that depends on seed, stream and *global* element index only, so that every layout and every
-/// recomputation draws the same one.
-///
-/// The generator is Philox 4x32-10 with key `seed` and a counter made of the stream and the row-major index of the
-/// element in the *global* tensor.
-#[derive(Clone, Debug)]
-pub struct DropoutSpec {
-    /// Probability that an element is dropped, in `[0, 1)`.
-    pub probability: f64,
-    /// Key of the generator.
-    pub seed: u64,
-    /// Which mask: layer and step, mixed by the caller.
-    pub stream: u64,
-    /// Shape of the global tensor.
-    pub shape: Vec<usize>,
-    /// For each dimension, the global positions of the local elements.
-    pub positions: Vec<Positions>,
 }

@@ -1,6 +1,8 @@
 //! The row-wise kernels on Flex, and their gradients, against PyTorch fixtures and naive f64 references.
 #![cfg(feature = "flex")]
 
+use std::ops::Range;
+
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kernels_cubecl::{
@@ -378,7 +380,15 @@ fn rotary_matches_a_naive_reference() {
 // Cross entropy
 // ---------------------------------------------------------------------------------------------------------------
 
-fn cross_entropy(logits: Tensor<2>, targets: &[f64], weights: Vec<f64>) -> (Vec<f64>, Vec<f64>) {
+/// `(peaks, sums, logits of the targets)` of each row, and the gradient given these or others.
+fn cross_entropy_parts(
+    logits: Tensor<2>,
+    targets: &[f64],
+    weights: &[f64],
+    classes: Range<usize>,
+    total: usize,
+    merged: Option<[Vec<f64>; 3]>,
+) -> ([Vec<f64>; 3], Vec<f64>) {
     let device = Device::flex();
     let dtype = if logits.dtype() == DType::F64 {
         DType::F64
@@ -387,14 +397,89 @@ fn cross_entropy(logits: Tensor<2>, targets: &[f64], weights: Vec<f64>) -> (Vec<
     };
     let rows = targets.len();
     let targets: Vec<i64> = targets.iter().map(|&target| target as i64).collect();
-    let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &device);
-    let weights = tensor(weights, [rows], dtype, &device);
+    let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &device)
+        .try_into_primitive::<Flex>()
+        .unwrap();
+    let weights = raw(tensor(weights.to_vec(), [rows], dtype, &device));
     let input = logits.dtype();
-    let (losses, dlogits) =
-        Flex::cross_entropy(raw(logits), targets.try_into_primitive::<Flex>().unwrap(), raw(weights));
-    let (losses, dlogits) = (wrap::<1>(losses), wrap::<2>(dlogits));
-    assert_eq!((losses.dtype(), dlogits.dtype()), (dtype, input));
-    (values(losses), values(dlogits))
+    let logits = raw(logits);
+    let own = Flex::cross_entropy_statistics(logits.clone(), targets.clone(), weights.clone(), classes.start, total);
+    let statistics = match merged {
+        Some(merged) => raw(tensor(merged.concat(), [3, rows], dtype, &device)),
+        None => own.clone(),
+    };
+    let dlogits = Flex::cross_entropy_gradient(logits, targets, weights, statistics, classes.start);
+    let (own, dlogits) = (wrap::<2>(own), wrap::<2>(dlogits));
+    assert_eq!((own.dtype(), dlogits.dtype()), (dtype, input));
+    let own = values(own);
+    let own = [0, 1, 2].map(|part| own[part * rows..(part + 1) * rows].to_vec());
+    (own, values(dlogits))
+}
+
+fn losses([peaks, sums, of_targets]: &[Vec<f64>; 3], weights: &[f64]) -> Vec<f64> {
+    (0..weights.len())
+        .map(|row| weights[row] * (sums[row].ln() + (peaks[row] - of_targets[row])))
+        .collect()
+}
+
+/// Losses and the gradient of the logits, all classes at once.
+fn cross_entropy(logits: Tensor<2>, targets: &[f64], weights: Vec<f64>) -> (Vec<f64>, Vec<f64>) {
+    let classes = logits.dims()[1];
+    let (statistics, dlogits) = cross_entropy_parts(logits, targets, &weights, 0..classes, classes, None);
+    (losses(&statistics, &weights), dlogits)
+}
+
+/// Ranks hold other classes of the same rows, one of them none; a row is ignored, and a class is ruled out.
+#[test]
+fn classes_in_parts_are_the_classes_at_once() {
+    let (rows, total) = (4, 10);
+    let mut logits: Vec<f64> = noise(rows * total, 3).iter().map(|x| x * 5.0).collect();
+    // The first part of row 1 is ruled out as a whole, and row 2 is far from the others.
+    logits[total..total + 3].fill(f64::NEG_INFINITY);
+    logits[2 * total..3 * total].iter_mut().for_each(|x| *x += 300.0);
+    let (targets, weights) = ([2.0, 9.0, 3.0, -100.0], [1.0, 0.5, 2.0, 0.0]);
+    for dtype in [DType::F64, DType::F32] {
+        let part = |classes: Range<usize>| {
+            let values = (0..rows).flat_map(|row| logits[row * total..][classes.clone()].to_vec());
+            tensor(values.collect(), [rows, classes.len()], dtype, &Device::flex())
+        };
+        let parts = [0..3, 3..3, 3..9, 9..10];
+        let run = |classes: &Range<usize>, merged| {
+            cross_entropy_parts(
+                part(classes.clone()),
+                &targets,
+                &weights,
+                classes.clone(),
+                total,
+                merged,
+            )
+        };
+        let found = parts.each_ref().map(|classes| run(classes, None).0);
+        assert_eq!(found[0][0][1], f64::NEG_INFINITY);
+        assert_eq!((found[1][0][0], found[1][1][0]), (f64::NEG_INFINITY, 0.0));
+        let of_row = |row: usize| {
+            let peak = found.iter().map(|part| part[0][row]).fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = found
+                .iter()
+                .map(|part| part[1][row] * (part[0][row] - peak).exp())
+                .sum();
+            let of_target: f64 = found.iter().map(|part| part[2][row]).sum();
+            [peak, sum, of_target]
+        };
+        let merged = [0, 1, 2].map(|part| (0..rows).map(|row| of_row(row)[part]).collect::<Vec<_>>());
+        let (expected, whole) = cross_entropy(part(0..total), &targets, weights.to_vec());
+        assert_close("losses", &losses(&merged, &weights), &expected, rounding(dtype));
+        for classes in &parts {
+            let dlogits = run(classes, Some(merged.clone())).1;
+            let expected: Vec<f64> = (0..rows)
+                .flat_map(|row| whole[row * total..][classes.clone()].to_vec())
+                .collect();
+            assert_eq!(dlogits.len(), expected.len());
+            if !classes.is_empty() {
+                assert_close("dlogits", &dlogits, &expected, rounding(dtype));
+            }
+        }
+    }
 }
 
 #[test]

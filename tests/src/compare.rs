@@ -6,10 +6,15 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, TensorData};
 use burn_sp::layout::MeshShape;
 use burn_sp::train::{ParamLayouts, sum_gradients};
-use burn_sp::{LaunchConfig, launch_module};
+use burn_sp::{LaunchConfig, SpDevice, launch_module};
 
 use crate::outcome::{Piece, add};
-use crate::{Difference, Entry, Outcome, Quantity, Rank, Report, Values, cast, dtype_of, gradients_by_path};
+use crate::{
+    Difference, Entry, Outcome, Quantity, Rank, Report, Values, cast, dtype_of, gather_gradients, gradients_by_path,
+};
+
+/// Takes a rank's part of a whole module, and says which parameters are sharded.
+type Shard<M> = Box<dyn Fn(M, &SpDevice) -> (M, ParamLayouts) + Send + Sync>;
 
 /// Runs a closure on simulated ranks and compares it with itself on one rank: outputs, loss, and the gradient of every
 /// parameter and input.
@@ -17,11 +22,13 @@ use crate::{Difference, Entry, Outcome, Quantity, Rank, Report, Values, cast, dt
 /// The tolerance is never a guess. The closure also runs on one rank in f64; how far one rank in the model's own dtype is
 /// from that is the error that the dtype costs, and a sharded run may be off by [`FACTOR`](Self::FACTOR) times as much.
 /// Errors are root mean squares over a tensor. Two allowances are made for chance: a tensor of n elements may have
-/// `1 + 3 / sqrt(n)` times that, and one rank's error counts as at least one rounding of the largest element.
+/// `1 + 3 / sqrt(n)` times that, and one rank's error counts as at least one rounding of the largest element (of all
+/// gradients, for a gradient that is truly 0).
 ///
 /// See the crate's documentation for an example.
 pub struct Comparison<M> {
     module: M,
+    shard: Shard<M>,
     device: Device,
     inputs: BTreeMap<String, TensorData>,
     meshes: Vec<MeshShape>,
@@ -34,10 +41,11 @@ impl<M: Module> Comparison<M> {
     pub const FACTOR: f64 = 1.5;
 
     /// Compares this module, whose dtype is that of its first parameter (f32 if it has none), on Flex, on 2 and 4 ranks of the ulysses axis.
-    /// All parameters are taken as replicated.
+    /// All parameters are taken as replicated; see [`shard_by`](Self::shard_by).
     pub fn new(module: M) -> Self {
         Self {
             module,
+            shard: Box::new(|module, _| (module, ParamLayouts::replicated())),
             device: Device::flex().autodiff(),
             inputs: BTreeMap::new(),
             meshes: vec![MeshShape::ulysses(2), MeshShape::ulysses(4)],
@@ -63,6 +71,15 @@ impl<M: Module> Comparison<M> {
     pub fn input(mut self, name: impl Into<String>, data: TensorData) -> Self {
         self.inputs.insert(name.into(), data);
         self
+    }
+
+    /// Before the closure runs, each rank takes its part of the module so; gradients of sharded parameters are gathered
+    /// by their layouts before they are compared.
+    pub fn shard_by(self, shard: impl Fn(M, &SpDevice) -> (M, ParamLayouts) + Send + Sync + 'static) -> Self {
+        Self {
+            shard: Box::new(shard),
+            ..self
+        }
     }
 
     /// How long a rank may wait for its peers.
@@ -102,20 +119,22 @@ impl<M: Module> Comparison<M> {
     {
         let config = LaunchConfig::new(mesh).with_timeout(self.timeout);
         let module = cast(self.module.clone(), dtype).train();
-        let inputs = &self.inputs;
+        let (inputs, shard) = (&self.inputs, &self.shard);
         launch_module(&config, &self.device, module, |device, module| {
+            let (module, layouts) = shard(module, &device);
             let rank = Rank::new(device, dtype, inputs.clone());
             let outcome = body(&rank, &module);
             let loss = outcome.loss.value();
             let mut grads = outcome.loss.backward();
             let inputs = rank.input_gradients(&grads);
             let own = GradientsParams::from_module(&mut grads, &module);
-            let summed = sum_gradients(&module, own, &ParamLayouts::replicated(), rank.device().mesh());
+            let summed = sum_gradients(&module, own, &layouts, rank.device().mesh());
+            let whole = gather_gradients(&module, summed, &layouts, rank.device());
             Run {
                 loss,
                 outputs: outcome.outputs,
                 inputs,
-                gradients: gradients_by_path(&module, &summed),
+                gradients: gradients_by_path(&module, &whole),
             }
         })
         .map_err(|error| Difference::Failed { mesh, error })
@@ -279,6 +298,22 @@ impl Judge {
             .collect()
     }
 
+    /// The largest element of a quantity in f64. A gradient that is truly 0, as that of a key's bias is, is what remains
+    /// of terms as large as other gradients: their size is its scale.
+    fn scale(&self, quantity: &Quantity) -> f64 {
+        let peak = |part: &Part| part.elements.iter().fold(0.0f64, |peak, x| x.abs().max(peak));
+        let own = peak(&self.truth[quantity]);
+        if !matches!(quantity, Quantity::Gradient(_)) {
+            return own;
+        }
+        let gradients = self
+            .truth
+            .iter()
+            .filter(|(other, _)| matches!(other, Quantity::Gradient(_)));
+        let largest = gradients.map(|(_, part)| peak(part)).fold(0.0, f64::max);
+        if own < 1e-12 * largest { largest } else { own }
+    }
+
     fn quantity(&self, rank: usize, quantity: &Quantity, part: &Part) -> Result<Entry, Difference> {
         let mesh = self.mesh;
         let (truth, single) = (&self.truth[quantity], &self.single[quantity]);
@@ -296,7 +331,15 @@ impl Judge {
             let squares: f64 = (0..part.elements.len()).map(|at| off(part, at).powi(2)).sum();
             (squares / part.elements.len().max(1) as f64).sqrt()
         };
-        let peak = truth.elements.iter().fold(0.0f64, |peak, x| x.abs().max(peak));
+        // One rank's error on the same elements too: a few tokens may be worse conditioned than the rest.
+        let same = Part {
+            elements: (0..part.elements.len())
+                .map(|at| single.elements[part.index(at)])
+                .collect(),
+            ..part.clone()
+        };
+        let single_error = rms(single).max(rms(&same));
+        let peak = self.scale(quantity);
         // Losses are read as f64 sums of shares in the run's dtype, at least f32.
         let rounding = epsilon(part.dtype.unwrap_or(if self.dtype == DType::F64 {
             DType::F64
@@ -304,12 +347,12 @@ impl Judge {
             DType::F32
         }));
         // Rounding errors are like random draws: the ratio of two root mean squares over n of them scatters by 1/sqrt(n).
-        let chance = 1.0 + 3.0 / (truth.elements.len().max(1) as f64).sqrt();
+        let chance = 1.0 + 3.0 / (part.elements.len().max(1) as f64).sqrt();
         let entry = Entry {
             quantity: quantity.clone(),
             error: rms(part),
-            single: rms(single),
-            allowed: self.factor * chance * rms(single).max(rounding * peak),
+            single: single_error,
+            allowed: self.factor * chance * single_error.max(rounding * peak),
         };
         // Written so that NaN fails.
         if entry.error <= entry.allowed {

@@ -12,7 +12,7 @@ pub use compare::Comparison;
 pub use difference::{Difference, Entry, Quantity, Report};
 pub use fixtures::Fixture;
 pub use outcome::{Outcome, Rank};
-pub use values::{Values, gradients_by_path, parameters_by_path};
+pub use values::{Values, gather_gradients, gradients_by_path, parameters_by_path};
 
 /// The workspace's README, so that its example is tested.
 #[cfg(doctest)]

@@ -3,6 +3,8 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_sp::train::ParamLayouts;
+use burn_sp::{SpDevice, SpTensor};
 
 /// A tensor read back, as f64: exact for every smaller float, so that equal values mean equal bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +57,36 @@ pub fn gradients_by_path<M: Module>(module: &M, grads: &GradientsParams) -> BTre
     let mut collect = Collect::new(Some(grads));
     module.visit(&mut collect);
     collect.found
+}
+
+/// The gradients, with those of sharded parameters made whole by their layouts. Collective.
+pub fn gather_gradients<M: Module>(
+    module: &M,
+    grads: GradientsParams,
+    layouts: &ParamLayouts,
+    device: &SpDevice,
+) -> GradientsParams {
+    let mut gather = Gather { grads, layouts, device };
+    module.visit(&mut gather);
+    gather.grads
+}
+
+struct Gather<'a> {
+    grads: GradientsParams,
+    layouts: &'a ParamLayouts,
+    device: &'a SpDevice,
+}
+
+impl ModuleVisitor for Gather<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(layout) = self.layouts.layout(param.id) else {
+            return;
+        };
+        if let Some(own) = self.grads.remove::<D>(param.id) {
+            let whole = SpTensor::from_local(own, layout.clone(), self.device).gather();
+            self.grads.register(param.id, whole.into_local());
+        }
+    }
 }
 
 struct Collect<'a> {

@@ -6,12 +6,14 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_sp::attention::KvMove;
-use burn_sp::layout::MeshShape;
+use burn_sp::layout::{Axis, MeshShape, Placement};
 use burn_sp::nn::DropoutKey;
 use burn_sp::train::{ParamLayouts, clip_by_global_norm, sum_gradients, valid_tokens};
 use burn_sp::{SpDevice, SpTensor, launch_module};
 use burn_sp_models::transformer::{ForwardOptions, Transformer, TransformerConfig, next_token_labels};
-use burn_sp_tests::{Comparison, Fixture, Outcome, Values, cast, gradients_by_path, parameters_by_path};
+use burn_sp_tests::{
+    Comparison, Fixture, Outcome, Values, cast, gather_gradients, gradients_by_path, parameters_by_path,
+};
 use common::{config, mesh};
 
 macro_rules! file {
@@ -197,7 +199,7 @@ impl ModuleMapper for Load {
     }
 }
 
-/// Ulysses, gather, both, samples too.
+/// Ulysses, gather, both, samples too; tensor parallelism, alone and with ulysses.
 fn meshes() -> Vec<MeshShape> {
     vec![
         mesh(1, 1, 1),
@@ -207,6 +209,12 @@ fn meshes() -> Vec<MeshShape> {
         mesh(1, 4, 1),
         mesh(1, 2, 2),
         mesh(2, 1, 2),
+        MeshShape::tp(2),
+        MeshShape::tp(8),
+        MeshShape {
+            ulysses: 2,
+            ..MeshShape::tp(2)
+        },
     ]
 }
 
@@ -273,9 +281,11 @@ fn checkpoint_is_pytorchs(family: Family) {
                     let labels = device.distribute_tokens(shifted);
                     let count = valid_tokens([&labels]);
                     assert_eq!(count, 34, "{context}");
-                    let options = ForwardOptions::default();
+                    let (model, layouts) = model.shard(&device);
+                    let options = &ForwardOptions::default();
 
                     let logits = model.logits(tokens.clone(), options);
+                    let logits = logits.redistribute(Axis::Tp, Placement::Replicate);
                     let expected = rows(&logits, &data.f64s("logits_f64"));
                     near(
                         &common::f64s(logits.local()),
@@ -292,7 +302,8 @@ fn checkpoint_is_pytorchs(family: Family) {
                     );
 
                     let grads = GradientsParams::from_grads(loss.backward(), &model);
-                    let grads = sum_gradients(&model, grads, &ParamLayouts::replicated(), device.mesh());
+                    let grads = sum_gradients(&model, grads, &layouts, device.mesh());
+                    let grads = gather_gradients(&model, grads, &layouts, &device);
                     let grads = gradients_by_path(&model, &grads);
                     assert_eq!(
                         grads.len(),
@@ -357,7 +368,8 @@ fn the_residual_streams_are_pytorchs() {
                     let context = format!("{family:?} in {} on {mesh}: hidden.{layers}", dtype.name());
                     let results = launch_module(&config(mesh), &Device::flex(), model.clone(), |device, model| {
                         let tokens = device.distribute_tokens(family.data().int("input_ids", device.device()));
-                        let found = model.forward(tokens, ForwardOptions::default());
+                        let (model, _) = model.shard(&device);
+                        let found = model.forward(tokens, &ForwardOptions::default());
                         let allowed = rtol * expected.peak();
                         near(
                             &common::f64s(found.local()),
@@ -417,7 +429,7 @@ fn five_steps_are_pytorchs() {
                         let int = |name: &str| batches.int::<2>(&format!("{name}.{step}"), device.device());
                         let tokens = device.distribute_tokens(int("input_ids"));
                         let labels = device.distribute_tokens(next_token_labels(int("labels")));
-                        let loss = model.loss(tokens, &labels, valid_tokens([&labels]), ForwardOptions::default());
+                        let loss = model.loss(tokens, &labels, valid_tokens([&labels]), &ForwardOptions::default());
                         near(
                             &[loss.value()],
                             &losses[step..=step],
@@ -502,18 +514,20 @@ fn compare(config: &TransformerConfig, batch: usize, tokens: usize, meshes: Vec<
     let device = Device::flex();
     device.seed(5);
     let report = Comparison::new(config.init(&device))
+        .shard_by(Transformer::shard)
         .on(meshes)
         .run(|rank, model| {
             let whole = ids(rank.device(), batch, tokens, 32);
             let labels = rank.device().distribute_tokens(next_token_labels(whole.clone()));
             let tokens = rank.device().distribute_tokens(whole);
-            let options = ForwardOptions {
+            let options = &ForwardOptions {
                 kv: KvMove::Gather,
                 dropout: Some(DropoutKey {
                     seed: 11,
                     step: 3,
                     layer: 0,
                 }),
+                ..ForwardOptions::default()
             };
             let hidden = model.forward(tokens.clone(), options);
             let loss = model.loss(tokens, &labels, valid_tokens([&labels]), options);

@@ -5,7 +5,7 @@ mod common;
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Tensor};
-use burn_sp::layout::{Axis, MeshShape, Split};
+use burn_sp::layout::{Axis, Layout, MeshShape, Split};
 use burn_sp::nn::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
 use burn_sp::train::{LossShare, ParamLayouts, clip_by_global_norm, sum_gradients};
 use burn_sp::{SpDevice, SpTensor};
@@ -147,7 +147,10 @@ fn the_global_norm_counts_each_parameter_once() {
                     replicated: ones(2),
                     sharded: ones(1),
                 };
-                let layouts = ParamLayouts::replicated().with(module.sharded.id, [axis]);
+                let layouts = ParamLayouts::replicated().with(
+                    module.sharded.id,
+                    Layout::replicated([4]).shard(0, axis, Split::Contiguous),
+                );
                 let plain = device.device().clone().inner();
                 let mut grads = GradientsParams::new();
                 // Replicated gradients are summed first: each rank brings a quarter.

@@ -1,28 +1,33 @@
+use std::ops::Range;
+
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use burn_sp_comm::{Parts, Site, raise};
-use kernels_cubecl::{AttentionSpec, HeadMap, Mask, Positions};
+use kernels_cubecl::{AttentionDropout, AttentionSpec, HeadMap, Mask, Positions};
 use serde::{Deserialize, Serialize};
 
 use super::{
     gather_kv::GatherKv,
     local::Local,
-    strategy::{AttentionCall, Strategy},
+    ring::Ring,
+    strategy::{AttentionCall, HEADS, Strategy},
     ulysses::Ulysses,
 };
 use crate::layout::{Axis, Layout, Placement, Split};
+use crate::nn::DropoutKey;
 use crate::tensor::{Refusal, SpOps, SpTensor};
 
 const TOKENS: usize = 1;
-const HEADS: usize = 2;
 const OP: &str = "attention";
 
 /// How the ring axis brings keys and values to the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvMove {
-    /// All of them at once, by an all-gather.
+    /// From rank to rank, each block while attention to the one before is computed.
     #[default]
+    Ring,
+    /// All of them at once, by an all-gather.
     Gather,
 }
 
@@ -35,6 +40,10 @@ pub struct AttentionOptions {
     pub scale: Option<f64>,
     /// How the ring axis moves keys and values.
     pub kv: KvMove,
+    /// Probability that an attention weight is dropped, in `[0, 1)`.
+    pub dropout: f64,
+    /// Names the mask of the dropped weights, the same in every layout; none for evaluation.
+    pub dropout_key: Option<DropoutKey>,
 }
 
 /// Attention of queries over keys and values whose tokens may be sharded.
@@ -52,8 +61,11 @@ pub struct AttentionOptions {
 /// If the shapes or layouts do not fit together; the message says which layouts do.
 #[track_caller]
 pub fn attention(q: SpTensor<4>, k: SpTensor<4>, v: SpTensor<4>, options: &AttentionOptions) -> SpTensor<4> {
+    check(&q, &k, &v);
+    let heads = Heads::of(&q, &k);
     let call = AttentionCall {
-        strategy: choose(&q, &k, &v, options),
+        strategy: choose(&q, &k, &heads, options),
+        kv_heads: (heads.kv.len() < k.local().dims()[HEADS]).then(|| heads.kv.clone()),
         site: Site::here(),
     };
     let mut shape = q.global_shape().to_vec();
@@ -64,8 +76,64 @@ pub fn attention(q: SpTensor<4>, k: SpTensor<4>, v: SpTensor<4>, options: &Atten
     SpTensor::checked(OP, Tensor::from_dispatch(out), layout.with_shape(shape), mesh)
 }
 
+/// Which heads this rank has, and which of its key/value heads they read.
+struct Heads {
+    /// Query heads that share one key/value head.
+    ratio: usize,
+    /// The first query head, counted over all ranks.
+    first: usize,
+    /// How many query heads.
+    count: usize,
+    /// The local key/value heads that are read: all, unless query heads are sharded and key/value heads are not.
+    kv: Range<usize>,
+    /// The first of those, counted over all ranks.
+    kv_first: usize,
+}
+
+impl Heads {
+    /// The query heads of this rank, counted over all ranks.
+    fn all(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+
+    #[track_caller]
+    fn of(q: &SpTensor<4>, k: &SpTensor<4>) -> Self {
+        let ratio = (q.global_shape()[HEADS] / k.global_shape()[HEADS]).max(1);
+        let first = |tensor: &SpTensor<4>| tensor.positions(HEADS).ranges().first().map_or(0, |range| range.start);
+        let held = first(k)..first(k) + k.local().dims()[HEADS];
+        let (first, count) = (first(q), q.local().dims()[HEADS]);
+        let read = first / ratio..(first + count).div_ceil(ratio);
+        let apart = [q, k].iter().any(|tensor| tensor.positions(HEADS).ranges().len() > 1);
+        if apart || count > 0 && !(held.start <= read.start && read.end <= held.end) {
+            Refusal::new(
+                OP,
+                format!(
+                    "query heads {first}..{} of {} read key/value heads {read:?}, but {} has {held:?} here",
+                    first + count,
+                    q.layout(),
+                    k.layout()
+                ),
+                "shard heads contiguously, key/value heads only where each rank's query heads read its own alone; \
+                 otherwise give every rank all key/value heads",
+            )
+            .refuse();
+        }
+        let kv = match count {
+            0 => 0..0,
+            _ => read.start - held.start..read.end - held.start,
+        };
+        Heads {
+            ratio,
+            first,
+            count,
+            kv_first: held.start + kv.start,
+            kv,
+        }
+    }
+}
+
 #[track_caller]
-fn choose(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, options: &AttentionOptions) -> Strategy {
+fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>) {
     check_shapes(q.global_shape(), k.global_shape(), v.global_shape());
     for tensor in [q, k, v] {
         tensor.refuse_partial(OP);
@@ -84,18 +152,8 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, options: &Attention
         )
         .refuse();
     }
-    let mesh = q.mesh();
-    let sharded = |tensor: &SpTensor<4>| -> Vec<(Axis, Split)> {
-        tensor
-            .layout()
-            .shards(TOKENS)
-            .iter()
-            .filter(|(axis, _)| mesh.size(*axis) > 1)
-            .cloned()
-            .collect()
-    };
-    let (q_axes, k_axes) = (sharded(q), sharded(k));
-    if k_axes != sharded(v) || (!k_axes.is_empty() && q_axes != k_axes) {
+    let (q_axes, k_axes) = (token_axes(q), token_axes(k));
+    if k_axes != token_axes(v) || (!k_axes.is_empty() && q_axes != k_axes) {
         Refusal::new(
             OP,
             format!(
@@ -108,68 +166,101 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, options: &Attention
         )
         .refuse();
     }
+}
 
-    let ratio = q.global_shape()[HEADS] / k.global_shape()[HEADS].max(1);
-    let head_start = |tensor: &SpTensor<4>| tensor.positions(HEADS).ranges().first().map_or(0, |range| range.start);
-    let (q_first, kv_first) = (head_start(q), head_start(k));
+/// The axes of more than one rank that shard the tokens, with their splits.
+fn token_axes(tensor: &SpTensor<4>) -> Vec<(Axis, Split)> {
+    let shards = tensor.layout().shards(TOKENS).iter();
+    shards
+        .filter(|(axis, _)| tensor.mesh().size(*axis) > 1)
+        .cloned()
+        .collect()
+}
+
+fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOptions) -> Strategy {
+    let mesh = q.mesh();
+    let ratio = heads.ratio;
     let scale = options
         .scale
         .unwrap_or_else(|| 1.0 / (q.global_shape()[3] as f64).sqrt());
-    let spec = |q_positions, k_positions, first_head: usize, first_kv: usize| AttentionSpec {
+    let dropout = |heads: Range<usize>| {
+        let key = options.dropout_key.filter(|_| options.dropout > 0.0)?;
+        let [batch, queries, all_heads, _] = <[usize; 4]>::try_from(q.global_shape()).expect("q has four dimensions");
+        Some(AttentionDropout {
+            probability: options.dropout,
+            seed: key.seed,
+            stream: key.stream(),
+            shape: [batch, all_heads, queries, k.global_shape()[TOKENS]],
+            batch: q.positions(0),
+            heads: Positions::new([heads]),
+        })
+    };
+    // Of some query heads, and the key/value heads from `first_kv` on, all counted over all ranks.
+    let spec = |q_positions, k_positions, heads: Range<usize>, first_kv: usize| AttentionSpec {
         mask: options.mask.clone(),
         q_positions,
         k_positions,
         scale,
         heads: HeadMap {
-            ratio: ratio.max(1),
-            offset: first_head - (first_kv * ratio).min(first_head),
+            ratio,
+            offset: heads.start - (first_kv * ratio).min(heads.start),
         },
+        dropout: dropout(heads),
         wide: false,
     };
 
-    if k_axes.is_empty() {
+    let axes: Vec<Axis> = token_axes(k).into_iter().map(|(axis, _)| axis).collect();
+    if axes.is_empty() {
         return Strategy::Local(Local {
-            spec: spec(q.positions(TOKENS), k.positions(TOKENS), q_first, kv_first),
+            spec: spec(q.positions(TOKENS), k.positions(TOKENS), heads.all(), heads.kv_first),
         });
     }
-    let axes: Vec<Axis> = k_axes.iter().map(|(axis, _)| *axis).collect();
     let group = |axis| mesh.group(&[axis]).unwrap_or_else(|error| raise(error));
-    // What runs once no token is sharded over ulysses any more, given the first heads this rank then holds.
-    let over_ring = |layout: &Layout, first_head, first_kv| {
+    // What runs once no token is sharded over ulysses any more, given the heads this rank then holds.
+    let over_ring = |layout: &Layout, heads: Range<usize>, first_kv| {
         let own = Positions::new(layout.positions(TOKENS, mesh));
         if !axes.contains(&Axis::Ring) {
             return Strategy::Local(Local {
-                spec: spec(own.clone(), own, first_head, first_kv),
+                spec: spec(own.clone(), own, heads, first_kv),
             });
         }
-        let all = Positions::whole(layout.shape()[TOKENS]);
+        let (comm, tokens) = (group(Axis::Ring), layout.inner_parts(TOKENS, mesh));
         match options.kv {
+            KvMove::Ring => Strategy::Ring(Ring {
+                owners: (0..comm.size())
+                    .map(|rank| Positions::new(tokens.of(rank).iter().cloned()))
+                    .collect(),
+                comm,
+                spec: spec(own.clone(), own, heads, first_kv),
+            }),
             KvMove::Gather => Strategy::GatherKv(GatherKv {
-                comm: group(Axis::Ring),
-                tokens: layout.inner_parts(TOKENS, mesh),
-                spec: spec(own, all, first_head, first_kv),
+                comm,
+                tokens,
+                spec: spec(own, Positions::whole(layout.shape()[TOKENS]), heads, first_kv),
             }),
         }
     };
     match axes.as_slice() {
-        [Axis::Ring] => over_ring(&trimmed(q, &axes), q_first, kv_first),
+        [Axis::Ring] => over_ring(&trimmed(q, &axes), heads.all(), heads.kv_first),
         [Axis::Ulysses] | [Axis::Ring, Axis::Ulysses] => {
             let layout = trimmed(q, &axes);
             let comm = group(Axis::Ulysses);
-            let local_heads = q.local().dims()[HEADS];
-            let heads = Split::Contiguous.parts(local_heads, comm.size());
-            let kv_heads = kv_heads_of(&heads, ratio, q_first, kv_first);
-            let first = |parts: &Parts, base| base + parts.of(comm.rank()).first().map_or(0, |range| range.start);
+            let q_heads = Split::Contiguous.parts(heads.count, comm.size());
+            let kv_heads = kv_heads_of(&q_heads, heads);
+            let own = |parts: &Parts, first| {
+                let range = parts.of(comm.rank()).first().cloned().unwrap_or(0..0);
+                first + range.start..first + range.end
+            };
             let inner = over_ring(
                 &layout.without_inner(TOKENS),
-                first(&heads, q_first),
-                first(&kv_heads, kv_first),
+                own(&q_heads, heads.first),
+                own(&kv_heads, heads.kv_first).start,
             );
             let tokens = layout.inner_parts(TOKENS, mesh);
             Strategy::Ulysses(Box::new(Ulysses {
                 comm,
                 tokens,
-                heads,
+                heads: q_heads,
                 kv_heads,
                 inner,
             }))
@@ -192,15 +283,14 @@ fn trimmed(q: &SpTensor<4>, axes: &[Axis]) -> Layout {
     layout
 }
 
-/// The local key/value heads that each rank's local query heads read.
-fn kv_heads_of(heads: &Parts, ratio: usize, q_first: usize, kv_first: usize) -> Parts {
+/// The key/value heads, among those this rank reads, that each part of its query heads reads.
+fn kv_heads_of(parts: &Parts, heads: &Heads) -> Parts {
+    let read = |head: usize| (heads.first + head) / heads.ratio - heads.kv_first;
     let of = |rank: usize| {
-        let needed = heads.of(rank).iter().filter(|range| !range.is_empty());
-        needed
-            .map(|range| (q_first + range.start) / ratio - kv_first..(q_first + range.end - 1) / ratio + 1 - kv_first)
-            .collect()
+        let needed = parts.of(rank).iter().filter(|range| !range.is_empty());
+        needed.map(|range| read(range.start)..read(range.end - 1) + 1).collect()
     };
-    Parts::new((0..heads.ranks()).map(of).collect())
+    Parts::new((0..parts.ranks()).map(of).collect())
 }
 
 #[track_caller]

@@ -30,8 +30,8 @@ impl GatherKv {
         site: Site,
     ) -> (FloatTensor<B>, Saved<B>) {
         let (all_k, all_v) = self.gather::<B>(k.clone(), v.clone(), site);
-        let (out, lse) = B::attention_forward(q.clone(), all_k, all_v, &self.spec);
-        (out.clone(), Saved { q, k, v, out, lse })
+        let (out, stats) = B::attention_forward(q.clone(), all_k, all_v, &self.spec);
+        (out.clone(), Saved { q, k, v, out, stats })
     }
 
     pub fn backward<B: SpBackend>(
@@ -41,7 +41,7 @@ impl GatherKv {
         wide: bool,
         site: Site,
     ) -> Gradients3<B> {
-        let Saved { q, k, v, out, lse } = saved;
+        let Saved { q, k, v, out, stats } = saved;
         let dtypes = [q.dtype(), k.dtype(), v.dtype()];
         let (all_k, all_v) = self.gather::<B>(k, v, site);
         // The ranks' terms of dk and dv are added in the accumulation dtype and rounded once.
@@ -49,7 +49,7 @@ impl GatherKv {
             wide: true,
             ..self.spec.clone()
         };
-        let (dq, dk, dv) = B::attention_backward(q, all_k, all_v, out, lse, grad, &spec);
+        let (dq, dk, dv) = B::attention_backward(q, all_k, all_v, out, stats, grad, &spec);
         let scatter = || Collective::ReduceScatter {
             dim: 1,
             parts: self.tokens.clone(),

@@ -18,18 +18,18 @@ impl Local {
         k: FloatTensor<B>,
         v: FloatTensor<B>,
     ) -> (FloatTensor<B>, Saved<B>) {
-        let (out, lse) = B::attention_forward(q.clone(), k.clone(), v.clone(), &self.spec);
-        (out.clone(), Saved { q, k, v, out, lse })
+        let (out, stats) = B::attention_forward(q.clone(), k.clone(), v.clone(), &self.spec);
+        (out.clone(), Saved { q, k, v, out, stats })
     }
 
     pub fn backward<B: SpBackend>(&self, saved: Saved<B>, grad: FloatTensor<B>, wide: bool) -> Gradients3<B> {
-        let Saved { q, k, v, out, lse } = saved;
+        let Saved { q, k, v, out, stats } = saved;
         B::attention_backward(
             q,
             k,
             v,
             out,
-            lse,
+            stats,
             grad,
             &AttentionSpec {
                 wide,

@@ -5,11 +5,12 @@ mod entry;
 mod gather_kv;
 mod local;
 mod node;
+mod ring;
 mod strategy;
 mod ulysses;
 
 pub use entry::{AttentionOptions, KvMove, attention};
-pub use kernels_cubecl::{Mask, Positions, RotaryStyle};
+pub use kernels_cubecl::{Blocks, Documents, Mask, MaskRule, Positions, RotaryStyle};
 pub(crate) use node::autodiff;
 pub use strategy::AttentionCall;
 pub(crate) use strategy::cast;

@@ -1,10 +1,14 @@
+use std::ops::Range;
+
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::DType;
+use burn::tensor::{DType, Float};
 use burn_sp_comm::Site;
 
-use super::{gather_kv::GatherKv, local::Local, ulysses::Ulysses};
-use crate::tensor::SpBackend;
+use super::{gather_kv::GatherKv, local::Local, ring::Ring, ulysses::Ulysses};
+use crate::tensor::{SpBackend, place, select};
+
+pub(crate) const HEADS: usize = 2;
 
 /// What a strategy keeps for backward: this rank's share, and nothing that travelled to reach it.
 #[derive(Clone, Debug)]
@@ -13,7 +17,7 @@ pub(crate) struct Saved<B: SpBackend> {
     pub k: FloatTensor<B>,
     pub v: FloatTensor<B>,
     pub out: FloatTensor<B>,
-    pub lse: FloatTensor<B>,
+    pub stats: FloatTensor<B>,
 }
 
 /// Gradients of queries, keys and values.
@@ -26,6 +30,8 @@ pub(crate) enum Strategy {
     Local(Local),
     /// Keys and values are gathered over an axis.
     GatherKv(GatherKv),
+    /// Keys and values travel around an axis.
+    Ring(Ring),
     /// Tokens are exchanged for heads, and another strategy runs inside.
     Ulysses(Box<Ulysses>),
 }
@@ -42,6 +48,7 @@ impl Strategy {
         match self {
             Strategy::Local(strategy) => strategy.forward(q, k, v),
             Strategy::GatherKv(strategy) => strategy.forward(q, k, v, site),
+            Strategy::Ring(strategy) => strategy.forward(q, k, v, site),
             Strategy::Ulysses(strategy) => strategy.forward(q, k, v, site),
         }
     }
@@ -57,6 +64,7 @@ impl Strategy {
         match self {
             Strategy::Local(strategy) => strategy.backward(saved, grad, wide),
             Strategy::GatherKv(strategy) => strategy.backward(saved, grad, wide, site),
+            Strategy::Ring(strategy) => strategy.backward(saved, grad, wide, site),
             Strategy::Ulysses(strategy) => strategy.backward(saved, grad, site),
         }
     }
@@ -66,6 +74,8 @@ impl Strategy {
 #[derive(Clone, Debug)]
 pub struct AttentionCall {
     pub(crate) strategy: Strategy,
+    /// The key/value heads that this rank's query heads read, where it holds more.
+    pub(crate) kv_heads: Option<Range<usize>>,
     pub(crate) site: Site,
 }
 
@@ -76,20 +86,31 @@ impl AttentionCall {
         k: FloatTensor<B>,
         v: FloatTensor<B>,
     ) -> (FloatTensor<B>, Saved<B>) {
-        self.strategy.forward(q, k, v, self.site)
+        let read = |tensor| match &self.kv_heads {
+            Some(range) => select::<B, Float>(tensor, HEADS, std::slice::from_ref(range)),
+            None => tensor,
+        };
+        self.strategy.forward(q, read(k), read(v), self.site)
     }
 
+    /// The gradients, in these dtypes; `held` is how many key/value heads this rank holds.
     pub(crate) fn backward<B: SpBackend>(
         &self,
         saved: Saved<B>,
         grad: FloatTensor<B>,
         dtypes: [DType; 3],
+        held: usize,
     ) -> Gradients3<B> {
         let (dq, dk, dv) = self.strategy.backward(saved, grad, false, self.site.backward());
+        // Heads that were not read here get their gradients from other ranks.
+        let all = |tensor| match &self.kv_heads {
+            Some(range) => place::<B, Float>(tensor, HEADS, held, std::slice::from_ref(range)),
+            None => tensor,
+        };
         (
             cast::<B>(dq, dtypes[0]),
-            cast::<B>(dk, dtypes[1]),
-            cast::<B>(dv, dtypes[2]),
+            all(cast::<B>(dk, dtypes[1])),
+            all(cast::<B>(dv, dtypes[2])),
         )
     }
 }

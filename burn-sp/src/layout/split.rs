@@ -1,6 +1,7 @@
 use std::{fmt, ops::Range};
 
 use burn_sp_comm::Parts;
+use kernels_cubecl::{Mask, Positions};
 
 /// The rule by which an axis splits a dimension among its ranks. Lengths need not divide.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
@@ -16,6 +17,79 @@ pub enum Split {
 }
 
 impl Split {
+    /// Packed documents, each of which sees only itself, under a causal mask: every document is cut into `2 * ranks`
+    /// chunks, of which rank `r` owns number `r` and number `2 * ranks - 1 - r`, as [`Zigzag`](Self::Zigzag) does with
+    /// the whole. So every rank has the same work, however long the documents are.
+    ///
+    /// Tokens that do not divide go to the ranks with the fewest: over all documents together, two ranks differ by at
+    /// most one token. Among those, the rank with less work so far gets the later token, which sees more, so differences
+    /// do not add up over the documents.
+    ///
+    /// `lengths` are the documents' tokens in order; their sum is the length of the dimension.
+    ///
+    /// # Panics
+    /// If there are no ranks.
+    pub fn zigzag_documents(lengths: &[usize], ranks: usize) -> Self {
+        assert!(ranks > 0, "split: documents cannot be dealt to 0 ranks");
+        let chunks = 2 * ranks;
+        let mut owned: Vec<Vec<Range<usize>>> = vec![Vec::new(); ranks];
+        // Of each rank, the leftover tokens and the (query, key) pairs so far.
+        let (mut leftovers, mut work) = (vec![0; ranks], vec![0; ranks]);
+        let mut start = 0;
+        for length in lengths {
+            let mut dealt = vec![0; ranks];
+            for _ in 0..length % chunks {
+                // Ranks differ by at most one, so the fewest always have a chunk left to take it.
+                let next = (0..ranks)
+                    .filter(|rank| dealt[*rank] < 2)
+                    .min_by_key(|rank| (leftovers[*rank], work[*rank]))
+                    .expect("fewer leftovers than chunks");
+                dealt[next] += 1;
+                leftovers[next] += 1;
+            }
+            let all: usize = work.iter().sum();
+            let late: Vec<bool> = work.iter().map(|work| work * ranks <= all).collect();
+            let mut from = 0;
+            for chunk in 0..chunks {
+                let second = chunk >= ranks;
+                let rank = if second { chunks - 1 - chunk } else { chunk };
+                let longer = dealt[rank] == 2 || (dealt[rank] == 1 && late[rank] == second);
+                let to = from + length / chunks + usize::from(longer);
+                owned[rank].push(start + from..start + to);
+                // The token at `t` of a document sees `t + 1`.
+                work[rank] += (to * (to + 1) - from * (from + 1)) / 2;
+                from = to;
+            }
+            start += length;
+        }
+        Split::Explicit(Parts::new(owned.into_iter().map(joined).collect()))
+    }
+
+    /// The split under which the busiest rank has the least attention to compute under a mask, of those that suit one
+    /// and leave ranks with equally many tokens (up to one): contiguous, zigzag, and zigzag by document for packed
+    /// documents. Of equals the first.
+    ///
+    /// Under teacher forcing a rank owns the clean *and* the noisy tokens of the same frames, zigzag over the frames, so
+    /// that loss-bearing tokens are balanced too.
+    ///
+    /// # Panics
+    /// If there are no ranks.
+    pub fn balanced(mask: &Mask, len: usize, ranks: usize) -> Self {
+        assert!(ranks > 0, "split: {len} positions cannot be dealt to 0 ranks");
+        if let Some(half) = half_of(mask) {
+            return twins(half, len, ranks);
+        }
+        let keys = Positions::whole(len);
+        let busiest = |split: &Split| {
+            let parts = split.parts(len, ranks);
+            let work = |rank| mask.visible_pairs(&Positions::new(parts.of(rank).to_vec()), &keys);
+            (0..ranks).map(work).max()
+        };
+        let mut splits = vec![Split::Contiguous, Split::Zigzag];
+        splits.extend(documents_of(mask, len).map(|lengths| Split::zigzag_documents(&lengths, ranks)));
+        splits.into_iter().min_by_key(busiest).expect("there are splits")
+    }
+
     /// The ranges of every rank.
     ///
     /// # Panics
@@ -27,7 +101,7 @@ impl Split {
                 let chunks = Parts::contiguous(len, 2 * ranks);
                 Parts::new(
                     (0..ranks)
-                        .map(|rank| join(chunks.of(rank), chunks.of(2 * ranks - 1 - rank)))
+                        .map(|rank| joined([chunks.of(rank), chunks.of(2 * ranks - 1 - rank)].concat()))
                         .collect(),
                 )
             }
@@ -70,13 +144,63 @@ impl fmt::Display for Split {
     }
 }
 
-/// Two ascending runs of ranges as few non-empty ranges as possible.
-fn join(low: &[Range<usize>], high: &[Range<usize>]) -> Vec<Range<usize>> {
+/// The length of the halves under teacher forcing.
+fn half_of(mask: &Mask) -> Option<usize> {
+    match mask {
+        Mask::TeacherForcing { half, .. } => Some(*half),
+        Mask::And(both) => both.iter().find_map(half_of),
+        _ => None,
+    }
+}
+
+/// Zigzag over the first half, and over the second alike; what lies past them sees nothing and goes anywhere.
+fn twins(half: usize, len: usize, ranks: usize) -> Split {
+    let frames = Split::Zigzag.parts(half, ranks);
+    let rest = Parts::contiguous(len.saturating_sub(2 * half), ranks);
+    let moved = |parts: &Parts, rank: usize, by: usize| -> Vec<Range<usize>> {
+        let ranges = parts.of(rank).iter();
+        ranges
+            .map(|range| (range.start + by).min(len)..(range.end + by).min(len))
+            .collect()
+    };
+    let owned = (0..ranks).map(|rank| {
+        let own = [
+            moved(&frames, rank, 0),
+            moved(&frames, rank, half),
+            moved(&rest, rank, 2 * half),
+        ];
+        joined(own.concat())
+    });
+    Split::Explicit(Parts::new(owned.collect()))
+}
+
+/// The lengths of packed documents within `len` positions, and of what lies past them.
+fn documents_of(mask: &Mask, len: usize) -> Option<Vec<usize>> {
+    match mask {
+        Mask::Documents { documents, .. } => {
+            let mut lengths = Vec::new();
+            let mut start = 0;
+            while start < len {
+                let end = documents
+                    .containing(start)
+                    .map_or(len, |document| document.end.min(len));
+                lengths.push(end - start);
+                start = end;
+            }
+            Some(lengths)
+        }
+        Mask::And(both) => both.iter().find_map(|mask| documents_of(mask, len)),
+        _ => None,
+    }
+}
+
+/// Ascending ranges as few non-empty ones.
+fn joined(ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     let mut joined: Vec<Range<usize>> = Vec::new();
-    for range in low.iter().chain(high).filter(|range| !range.is_empty()) {
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
         match joined.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
-            _ => joined.push(range.clone()),
+            _ => joined.push(range),
         }
     }
     joined

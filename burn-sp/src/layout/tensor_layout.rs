@@ -132,6 +132,16 @@ impl Layout {
         layout
     }
 
+    /// The layout without the axes that have one rank, which split nothing.
+    pub(crate) fn without_single(&self, mesh: &Mesh) -> Self {
+        let mut layout = self.clone();
+        for shards in &mut layout.shards {
+            shards.retain(|(axis, _)| mesh.size(*axis) > 1);
+        }
+        layout.partial.retain(|axis| mesh.size(*axis) > 1);
+        layout
+    }
+
     /// The layout without its partial axes.
     pub(crate) fn without_partials(mut self) -> Self {
         self.partial.clear();

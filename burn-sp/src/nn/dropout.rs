@@ -14,6 +14,11 @@ pub struct DropoutKey {
 }
 
 impl DropoutKey {
+    /// The stream of the generator that belongs to step and layer.
+    pub(crate) fn stream(self) -> u64 {
+        self.step << 16 | self.layer
+    }
+
     /// The same step, another layer.
     pub fn layer(self, layer: u64) -> Self {
         Self { layer, ..self }
@@ -41,7 +46,7 @@ impl Dropout {
         let spec = DropoutSpec {
             probability: self.probability,
             seed: key.seed,
-            stream: key.step << 16 | key.layer,
+            stream: key.stream(),
             shape: x.global_shape().to_vec(),
             positions: (0..D).map(|dim| x.positions(dim)).collect(),
         };

@@ -1,10 +1,15 @@
 //! Modules that Burn lacks or that keep too much: norms on the fused kernels, rotary embedding at global positions,
-//! dropout whose mask does not depend on the layout.
+//! dropout whose mask does not depend on the layout, tensor-parallel linear layers and embeddings.
 
 mod dropout;
 mod norm;
+mod parallel;
 mod rotary;
 
 pub use dropout::{Dropout, DropoutKey};
 pub use norm::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+pub use parallel::{
+    ColumnInput, Features, Gathered, parallel_embedding, row_linear, shard_columns, shard_entries, shard_rows,
+};
+pub(crate) use parallel::{gather_input_autodiff, multiply, parallel_linear_autodiff};
 pub use rotary::{Rotary, RotaryTable};

@@ -12,7 +12,7 @@ use burn::backend::{
 use burn::tensor::{Bool, Float, Int};
 
 use super::{SpBackend, SpOps, transition::Transition};
-use crate::{attention::AttentionCall, train::TokenLossSpec};
+use crate::{attention::AttentionCall, nn::ColumnInput, train::TokenLossSpec};
 
 impl<B: SpBackend, C: CheckpointStrategy> SpOps for Autodiff<B, C> {
     fn redistribute(tensor: FloatTensor<Self>, transition: Transition) -> FloatTensor<Self> {
@@ -64,5 +64,18 @@ impl<B: SpBackend, C: CheckpointStrategy> SpOps for Autodiff<B, C> {
         spec: TokenLossSpec,
     ) -> FloatTensor<Self> {
         crate::train::token_loss_autodiff::<B, C>(hidden, weight, targets, weights, spec)
+    }
+
+    fn gather_input(x: FloatTensor<Self>, input: ColumnInput) -> FloatTensor<Self> {
+        crate::nn::gather_input_autodiff::<B, C>(x, input)
+    }
+
+    fn parallel_linear(
+        x: FloatTensor<Self>,
+        kept: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        input: Option<ColumnInput>,
+    ) -> FloatTensor<Self> {
+        crate::nn::parallel_linear_autodiff::<B, C>(x, kept, weight, input)
     }
 }

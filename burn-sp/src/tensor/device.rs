@@ -10,6 +10,7 @@ use crate::layout::{Axis, Layout, Mesh, Split};
 pub struct SpDevice {
     device: Device,
     mesh: Arc<Mesh>,
+    ring_split: Split,
 }
 
 /// Runs `init` with the device's generator seeded, and no one else drawing: Burn's generators belong to the process, and
@@ -24,7 +25,17 @@ pub fn seeded<T>(device: &Device, seed: u64, init: impl FnOnce(&Device) -> T) ->
 impl SpDevice {
     /// Decorates a device.
     pub fn new(device: Device, mesh: Arc<Mesh>) -> Self {
-        Self { device, mesh }
+        Self {
+            device,
+            mesh,
+            ring_split: Split::Zigzag,
+        }
+    }
+
+    /// With another split of tokens over the ring axis than zigzag, which balances a causal mask:
+    /// [`Split::Contiguous`] for a full one, say. It holds for sequences of one length if it is explicit.
+    pub fn with_ring_split(self, ring_split: Split) -> Self {
+        Self { ring_split, ..self }
     }
 
     /// The plain device, for modules and tensors without a layout.
@@ -73,11 +84,11 @@ impl SpDevice {
     }
 
     /// The layout of a batch of token sequences `[batch, tokens, ...]` on this mesh: samples over `dp`, tokens over
-    /// `ring` (zigzag, which balances a causal mask) and inside it over `ulysses`.
+    /// `ring` (by the [ring split](Self::with_ring_split)) and inside it over `ulysses`.
     pub fn sequence_layout(&self, shape: impl Into<Vec<usize>>) -> Layout {
         Layout::replicated(shape)
             .shard(0, Axis::Dp, Split::Contiguous)
-            .shard(1, Axis::Ring, Split::Zigzag)
+            .shard(1, Axis::Ring, self.ring_split.clone())
             .shard(1, Axis::Ulysses, Split::Contiguous)
     }
 

@@ -1,11 +1,11 @@
 //! Float, int and bool tensors behind one small interface, so that layout changes are written once.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use burn::backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{Bool, Float, Int, Slice, Tensor, kind::Basic};
-use burn_sp_comm::{Buffer, Collective, Communicator, Site, Transfer, raise};
+use burn_sp_comm::{Buffer, Collective, Communicator, Pending, Site, Transfer, raise};
 
 use super::{SpBackend, SpOps, transition::Transition};
 
@@ -132,20 +132,39 @@ pub(crate) fn exchange<B: SpBackend, K: Primitive<B>>(
     comm: &dyn Communicator,
     site: Site,
 ) -> Vec<K::Tensor> {
-    let device = transfers[0].1.device();
-    let transfers = transfers
-        .into_iter()
-        .map(|(op, tensor)| Transfer {
-            op,
-            buffer: K::into_buffer(tensor),
-        })
-        .collect();
-    match comm.run(transfers, site) {
-        Ok(buffers) => buffers
+    Underway::<B, K>::start(transfers, comm, site).wait()
+}
+
+/// An [`exchange`] that has been started; the rank goes on computing until it needs the results.
+pub(crate) struct Underway<B: SpBackend, K: Primitive<B>> {
+    pending: Box<dyn Pending>,
+    device: Device<B>,
+    kind: PhantomData<K>,
+}
+
+impl<B: SpBackend, K: Primitive<B>> Underway<B, K> {
+    pub fn start(transfers: Vec<(Collective, K::Tensor)>, comm: &dyn Communicator, site: Site) -> Self {
+        let device = transfers[0].1.device();
+        let transfers = transfers
             .into_iter()
-            .map(|buffer| K::from_buffer(buffer, &device))
-            .collect(),
-        Err(error) => raise(error),
+            .map(|(op, tensor)| Transfer {
+                op,
+                buffer: K::into_buffer(tensor),
+            })
+            .collect();
+        Self {
+            pending: comm.start(transfers, site).unwrap_or_else(|error| raise(error)),
+            device,
+            kind: PhantomData,
+        }
+    }
+
+    pub fn wait(self) -> Vec<K::Tensor> {
+        let buffers = self.pending.wait().unwrap_or_else(|error| raise(error));
+        buffers
+            .into_iter()
+            .map(|buffer| K::from_buffer(buffer, &self.device))
+            .collect()
     }
 }
 

@@ -7,6 +7,7 @@ mod backends;
 mod device;
 mod kind;
 mod ops;
+mod product;
 mod refusal;
 mod sp_tensor;
 mod transition;
@@ -18,5 +19,6 @@ pub use ops::SpOps;
 pub use refusal::Refusal;
 pub use sp_tensor::SpTensor;
 
-pub(crate) use kind::exchange;
+pub(crate) use kind::{Underway, exchange, place, select};
+pub(crate) use product::{product, rows};
 pub(crate) use transition::{Place, Transition};

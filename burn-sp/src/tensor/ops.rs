@@ -4,7 +4,7 @@ use burn::backend::{
 };
 
 use super::transition::Transition;
-use crate::{attention::AttentionCall, train::TokenLossSpec};
+use crate::{attention::AttentionCall, nn::ColumnInput, train::TokenLossSpec};
 
 /// The operations of this crate that run below Burn's tensor API, routed to whatever backend a tensor is on.
 ///
@@ -35,6 +35,18 @@ pub trait SpOps: Backend {
         targets: IntTensor<Self>,
         weights: FloatTensor<Self>,
         spec: TokenLossSpec,
+    ) -> FloatTensor<Self>;
+
+    /// The input of column-parallel layers, gathered; see [`Gathered`](crate::nn::Gathered).
+    fn gather_input(x: FloatTensor<Self>, input: ColumnInput) -> FloatTensor<Self>;
+
+    /// `x * weight` over the last dimension, of which backward gets `kept`; see [`Gathered`](crate::nn::Gathered) and
+    /// [`row_linear`](crate::nn::row_linear).
+    fn parallel_linear(
+        x: FloatTensor<Self>,
+        kept: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        input: Option<ColumnInput>,
     ) -> FloatTensor<Self>;
 }
 
@@ -81,6 +93,19 @@ macro_rules! plain_ops {
             ) -> FloatTensor<Self> {
                 spec.forward::<Self>(hidden, weight, targets, weights, [false, false])
                     .sum
+            }
+
+            fn gather_input(x: FloatTensor<Self>, input: crate::nn::ColumnInput) -> FloatTensor<Self> {
+                input.gather::<Self>(x)
+            }
+
+            fn parallel_linear(
+                x: FloatTensor<Self>,
+                _kept: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                _input: Option<crate::nn::ColumnInput>,
+            ) -> FloatTensor<Self> {
+                crate::nn::multiply::<Self>(x, weight)
             }
         }
     };

@@ -76,7 +76,7 @@ struct Squares<'a> {
 impl ModuleVisitor for Squares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
-            let axes = self.layouts.sharded_axes(param.id).to_vec();
+            let axes = self.layouts.sharded_axes(param.id);
             *self.sums.entry(axes).or_default() += sum_of_squares(grad);
         }
     }

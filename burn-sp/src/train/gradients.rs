@@ -101,11 +101,12 @@ struct Take<'a> {
 impl ModuleVisitor for Take<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let axes = self.layouts.replicated_axes(param.id, self.mesh);
-        if axes.is_empty() {
+        let length = param.dims().iter().product::<usize>();
+        // Nothing is left to sum of a parameter whose part on these ranks is empty.
+        if axes.is_empty() || length == 0 {
             return;
         }
         if let Some(grad) = self.grads.remove::<D>(param.id) {
-            let length = grad.dims().iter().product::<usize>();
             self.taken.push((axes, (param.id, grad.reshape([length]))));
         }
     }

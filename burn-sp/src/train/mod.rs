@@ -12,4 +12,4 @@ pub use gradients::sum_gradients;
 pub use loss::{LossShare, valid_tokens};
 pub use params::ParamLayouts;
 pub(crate) use token_loss::token_loss_autodiff;
-pub use token_loss::{TokenLossSpec, token_loss};
+pub use token_loss::{TokenLossSpec, class_parallel_loss, token_loss};

@@ -2,13 +2,13 @@ use std::collections::HashMap;
 
 use burn::module::ParamId;
 
-use crate::layout::{Axis, Mesh};
+use crate::layout::{Axis, Layout, Mesh};
 
-/// The parameters of a module that are not replicated, with the axes that shard them. Every other parameter is held
-/// whole by every rank.
+/// The parameters of a module that are not replicated, with their layouts. Every other parameter is held whole by every
+/// rank.
 #[derive(Clone, Debug, Default)]
 pub struct ParamLayouts {
-    sharded: HashMap<ParamId, Vec<Axis>>,
+    sharded: HashMap<ParamId, Layout>,
 }
 
 impl ParamLayouts {
@@ -17,15 +17,32 @@ impl ParamLayouts {
         Self::default()
     }
 
-    /// Also lists a parameter that these axes shard.
-    pub fn with(mut self, id: ParamId, axes: impl Into<Vec<Axis>>) -> Self {
-        self.sharded.insert(id, axes.into());
+    /// Also lists a parameter that lies like this.
+    pub fn with(mut self, id: ParamId, layout: Layout) -> Self {
+        self.list(id, layout);
         self
     }
 
-    /// The axes that shard a parameter.
-    pub fn sharded_axes(&self, id: ParamId) -> &[Axis] {
-        self.sharded.get(&id).map_or(&[], Vec::as_slice)
+    /// [`with`](Self::with), in place.
+    pub fn list(&mut self, id: ParamId, layout: Layout) {
+        self.sharded.insert(id, layout);
+    }
+
+    /// The layout of a parameter that is not replicated.
+    pub fn layout(&self, id: ParamId) -> Option<&Layout> {
+        self.sharded.get(&id)
+    }
+
+    /// The axes that shard a parameter, in the order of [`Axis::ALL`].
+    pub fn sharded_axes(&self, id: ParamId) -> Vec<Axis> {
+        let Some(layout) = self.layout(id) else {
+            return Vec::new();
+        };
+        let mut axes: Vec<Axis> = (0..layout.shape().len())
+            .flat_map(|dim| layout.shards(dim).iter().map(|(axis, _)| *axis))
+            .collect();
+        axes.sort();
+        axes
     }
 
     /// The axes with more than one rank on which a parameter is replicated, so that its gradient is partial on them.

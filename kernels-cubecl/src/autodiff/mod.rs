@@ -3,6 +3,8 @@
 mod attention;
 mod rows;
 
+pub(crate) use attention::log_sum_exp;
+
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, tensor::FloatTensor};
 

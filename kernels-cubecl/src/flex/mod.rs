@@ -8,6 +8,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
+use crate::autodiff::log_sum_exp;
 use crate::{AttentionSpec, DropoutSpec, FusedOps, Kernels, RotaryStyle};
 
 type Float = FloatTensor<Flex>;
@@ -22,11 +23,15 @@ impl Kernels for Flex {
         k: Float,
         v: Float,
         out: Float,
-        lse: Float,
+        stats: Float,
         grad_out: Float,
         spec: &AttentionSpec,
     ) -> (Float, Float, Float) {
-        attention::backward(q, k, v, out, lse, grad_out, spec)
+        attention::backward(q, k, v, out, stats, grad_out, spec)
+    }
+
+    fn attention_merge(out: Float, stats: Float, other_out: Float, other_stats: Float) -> (Float, Float) {
+        attention::merge(out, stats, other_out, other_stats)
     }
 
     fn rms_norm_forward(x: Float, weight: Float, eps: f64) -> (Float, Float) {
@@ -63,8 +68,24 @@ impl Kernels for Flex {
         rows::rotary::rotate(x, cos, sin, style, inverse)
     }
 
-    fn cross_entropy(logits: Float, targets: IntTensor<Flex>, weights: Float) -> (Float, Float) {
-        rows::cross_entropy::forward_backward(logits, targets, weights)
+    fn cross_entropy_statistics(
+        logits: Float,
+        targets: IntTensor<Flex>,
+        weights: Float,
+        first: usize,
+        total: usize,
+    ) -> Float {
+        rows::cross_entropy::statistics(logits, targets, weights, first, total)
+    }
+
+    fn cross_entropy_gradient(
+        logits: Float,
+        targets: IntTensor<Flex>,
+        weights: Float,
+        statistics: Float,
+        first: usize,
+    ) -> Float {
+        rows::cross_entropy::gradient(logits, targets, weights, statistics, first)
     }
 
     fn dropout(x: Float, spec: &DropoutSpec) -> Float {
@@ -74,7 +95,8 @@ impl Kernels for Flex {
 
 impl FusedOps for Flex {
     fn attention(q: Float, k: Float, v: Float, spec: AttentionSpec) -> (Float, Float) {
-        attention::forward(q, k, v, &spec)
+        let (out, stats) = attention::forward(q, k, v, &spec);
+        (out, log_sum_exp::<Flex>(stats))
     }
 
     fn rms_norm(x: Float, weight: Float, eps: f64) -> Float {

@@ -74,8 +74,8 @@ fn all_dtypes_against_the_definition() {
                 let grads = backward(&q, &k, &v, &result, &grad, &spec);
                 let accumulator = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
                 let expected = if is_wide { accumulator } else { dtype };
-                assert_eq!(result.lse.dtype(), accumulator);
-                let lse_error = error(&f64s(&result.lse), &reference.lse);
+                assert_eq!(result.lse().dtype(), accumulator);
+                let lse_error = error(&f64s(&result.lse()), &reference.lse);
                 assert!(lse_error <= wide, "{dtype:?} case {i}: lse {lse_error:e}");
                 let out_error = error(&f64s(&result.out), &reference.out);
                 assert!(

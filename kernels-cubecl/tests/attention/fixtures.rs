@@ -1,7 +1,7 @@
 //! Numbers that no one here wrote: PyTorch's inputs, and results from an independent f64 computation.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kernels_cubecl::{AttentionSpec, HeadMap, Mask, Positions, attention};
+use kernels_cubecl::{AttentionSpec, Blocks, HeadMap, Mask, Positions, attention};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::support::{error, f64s, spec};
@@ -45,6 +45,7 @@ impl Fixture {
                 .chunks(8)
                 .map(|x| f64::from_le_bytes(x.try_into().unwrap()))
                 .collect(),
+            Dtype::U8 => view.data().iter().map(|&x| f64::from(x)).collect(),
             other => panic!("unexpected {other:?}"),
         };
         (values, view.shape().to_vec())
@@ -134,4 +135,79 @@ fn rows_that_see_nothing() {
     // Position 0 lies before all keys, so the rows moved there are dead.
     let queries = Positions::new([0..1, 2..8, 0..1, 9..18, 0..1]);
     check("dead_rows", Mask::Causal, queries, Positions::new([1..19]));
+}
+
+/// A mask over whole sequences: first pair by pair against the file, then through the kernel.
+fn check_mask(name: &'static str, mask: impl FnOnce(&Fixture) -> Mask) {
+    let fixture = Fixture::new(name);
+    let mask = mask(&fixture);
+    let (visible, shape) = fixture.values("mask");
+    let [queries, keys] = [Positions::whole(shape[0]), Positions::whole(shape[1])];
+    for (at, expected) in visible.into_iter().enumerate() {
+        let (query, key) = (at / shape[1], at % shape[1]);
+        assert_eq!(
+            mask.visible(query, key),
+            expected == 1.0,
+            "{name}: query {query}, key {key}"
+        );
+    }
+    let pairs = mask.visible_pairs(&queries, &keys);
+    assert_eq!(pairs, fixture.number("visible_pairs") as u64, "{name}");
+    check(name, mask, queries, keys);
+}
+
+#[test]
+fn windows() {
+    for name in ["token_window", "token_window_sink"] {
+        check_mask(name, |fixture| Mask::Window {
+            size: fixture.number("window"),
+            sink: fixture.number("sink"),
+        });
+    }
+}
+
+#[test]
+fn packed_documents() {
+    let lengths = |fixture: &Fixture| -> Vec<usize> {
+        let lengths = fixture.facts["doc_lengths"].as_array().expect("a list");
+        lengths
+            .iter()
+            .map(|len| len.as_u64().expect("an integer") as usize)
+            .collect()
+    };
+    check_mask("docs_causal", |fixture| Mask::documents(lengths(fixture)));
+    check_mask("docs_full", |fixture| Mask::whole_documents(lengths(fixture)));
+}
+
+fn blocks(fixture: &Fixture) -> Blocks {
+    Blocks::new(fixture.number("block_frames") * fixture.number("frame_tokens"))
+}
+
+#[test]
+fn blocks_of_frames() {
+    for name in ["frame_block_causal", "frame_block_causal_ragged"] {
+        check_mask(name, |fixture| Mask::block_causal(blocks(fixture)));
+    }
+    check_mask("frame_block_causal_lone_first", |fixture| {
+        Mask::block_causal(blocks(fixture).with_first(fixture.number("frame_tokens")))
+    });
+    for name in ["frame_window_sink", "frame_window_sink_blocks"] {
+        check_mask(name, |fixture| {
+            let tokens = |fact| fixture.number(fact) * fixture.number("frame_tokens");
+            Mask::BlockCausal {
+                blocks: blocks(fixture),
+                // The file's budget counts the sink.
+                window: Some(tokens("budget_frames") - tokens("sink_frames")),
+                sink: tokens("sink_frames"),
+            }
+        });
+    }
+}
+
+#[test]
+fn teacher_forcing() {
+    check_mask("teacher_forcing", |fixture| Mask::TeacherForcing {
+        blocks: blocks(fixture),
+        half: fixture.number("frames") * fixture.number("frame_tokens"),
+    });
 }

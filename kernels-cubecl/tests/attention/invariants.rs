@@ -3,7 +3,8 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kernels_cubecl::{AttentionSpec, HeadMap, Mask, Positions};
 
-use crate::support::{Forward, backward, bytes, error, f64s, forward, noise, spec};
+use crate::masks::masks;
+use crate::support::{backward, bytes, error, f64s, forward, noise, spec};
 
 /// With q = 0 and the token's id as its value, exp(lse) counts the visible keys and the output is their mean id.
 #[test]
@@ -21,14 +22,14 @@ fn counting() {
     };
     for len in [1, 2, 7, 65, 257, 600] {
         for (queries, keys) in split(len).into_iter().flat_map(|q| split(len).map(|k| (q.clone(), k))) {
-            for mask in [Mask::Full, Mask::Causal] {
+            for mask in masks(len) {
                 let q = Tensor::<4>::zeros([1, queries.len(), 2, 8], &Device::flex());
                 let k = noise(1, [1, keys.len(), 1, 8], DType::F32);
                 let ids: Vec<f32> = keys.iter().map(|id| id as f32).collect();
                 let v = Tensor::from_data(TensorData::new(ids, [1, keys.len(), 1, 1]), &Device::flex());
                 let spec = spec(mask.clone(), queries.clone(), keys.clone(), 1.0, HeadMap::new(2, 1));
-                let Forward { out, lse } = forward(&q, &k, &v, &spec);
-                let (out, lse) = (f64s(&out), f64s(&lse));
+                let result = forward(&q, &k, &v, &spec);
+                let (out, lse) = (f64s(&result.out), f64s(&result.lse()));
                 for (i, query) in queries.iter().enumerate() {
                     let seen: Vec<usize> = keys.iter().filter(|&key| mask.visible(query, key)).collect();
                     let mean = seen.iter().sum::<usize>() as f64 / seen.len().max(1) as f64;
@@ -72,7 +73,7 @@ fn parts_merge_to_the_whole() {
         (result, backward(&q, &k, &v, &whole, &grad, &spec))
     };
     let parts = [part(0..cut), part(cut..len)];
-    let lse = parts.each_ref().map(|(part, _)| f64s(&part.lse));
+    let lse = parts.each_ref().map(|(part, _)| f64s(&part.lse()));
     let out = parts.each_ref().map(|(part, _)| f64s(&part.out));
     let (mut merged_lse, mut merged_out) = (vec![0.0; 2 * len], vec![0.0; 2 * len * 32]);
     for row in 0..2 * len {
@@ -85,7 +86,7 @@ fn parts_merge_to_the_whole() {
                 .sum();
         }
     }
-    assert!(error(&merged_lse, &f64s(&whole.lse)) <= 1e-6);
+    assert!(error(&merged_lse, &f64s(&whole.lse())) <= 1e-6);
     assert!(error(&merged_out, &f64s(&whole.out)) <= 1e-6);
 
     let [first, second] = parts.map(|(_, grads)| grads.map(|grad| f64s(&grad)));
@@ -100,7 +101,7 @@ fn all_bytes(inputs: &[Tensor<4>; 4], spec: &AttentionSpec) -> Vec<Vec<u8>> {
     let [q, k, v, grad] = inputs;
     let result = forward(q, k, v, spec);
     let grads = backward(q, k, v, &result, grad, spec);
-    let mut all = vec![bytes(&result.out), bytes(&result.lse)];
+    let mut all = vec![bytes(&result.out), bytes(&result.stats)];
     all.extend(grads.iter().map(bytes));
     all
 }
@@ -202,10 +203,10 @@ fn empty_dimensions() {
         let spec = spec(Mask::Full, Positions::whole(queries), Positions::whole(keys), 0.5, map);
         let result = forward(&q, &k, &v, &spec);
         assert_eq!(result.out.dims(), [batch, queries, heads, 4]);
-        assert_eq!(result.lse.dims(), [batch, heads, queries]);
+        assert_eq!(result.lse().dims(), [batch, heads, queries]);
         if keys == 0 {
             assert!(f64s(&result.out).iter().all(|&x| x == 0.0));
-            assert!(f64s(&result.lse).iter().all(|&x| x == f64::NEG_INFINITY));
+            assert!(f64s(&result.lse()).iter().all(|&x| x == f64::NEG_INFINITY));
         }
         let [dq, dk, dv] = backward(&q, &k, &v, &result, &q, &spec);
         assert_eq!([dq.dims(), dk.dims(), dv.dims()], [q.dims(), k.dims(), v.dims()]);
@@ -233,7 +234,7 @@ fn dead_rows_are_zero_and_leave_no_trace() {
         let grads = backward(&q, &k, &v, &result, &grad, &both);
         let dead = |tensor: &Tensor<4>| f64s(&tensor.clone().slice([0..1, 0..100]));
         assert!(dead(&result.out).iter().chain(&dead(&grads[0])).all(|&x| x == 0.0));
-        let lse = f64s(&result.lse);
+        let lse = f64s(&result.lse());
         assert!(
             lse.iter()
                 .enumerate()
@@ -279,7 +280,7 @@ fn equal_huge_scores_weigh_equally() {
             assert!((x - mean[i % 4]).abs() < 1e-5);
         }
         assert!(
-            f64s(&result.lse)
+            f64s(&result.lse())
                 .into_iter()
                 .all(|x| (x - sign * 1e6 - 300f64.ln()).abs() < 0.1)
         );

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{DType, Tensor};
-use kernels_cubecl::{AttentionSpec, HeadMap, Mask, Positions};
+use kernels_cubecl::{AttentionDropout, AttentionSpec, HeadMap, Mask, Positions};
 
 use crate::support::{Forward, backward, forward, noise, spec};
 
@@ -69,6 +69,43 @@ fn forward_refuses() {
         |_, spec| spec.k_positions = Positions::whole(6),
         &["k has 5 tokens but k_positions 6 positions"],
     );
+    let dropout = || AttentionDropout {
+        probability: 0.1,
+        seed: 1,
+        stream: 1,
+        shape: [1, 4, 6, 5],
+        batch: Positions::whole(1),
+        heads: Positions::whole(4),
+    };
+    for probability in [1.0, -0.1, f64::NAN] {
+        assert_refused(
+            |_, spec| {
+                spec.dropout = Some(AttentionDropout {
+                    probability,
+                    ..dropout()
+                })
+            },
+            &["the dropout probability is", "expected one in [0, 1)"],
+        );
+    }
+    assert_refused(
+        |_, spec| {
+            spec.dropout = Some(AttentionDropout {
+                heads: Positions::whole(2),
+                ..dropout()
+            })
+        },
+        &["dropout has positions for [batch, heads] [1, 2]; expected [1, 4]"],
+    );
+    assert_refused(
+        |_, spec| {
+            spec.dropout = Some(AttentionDropout {
+                shape: [1, 4, 5, 5],
+                ..dropout()
+            })
+        },
+        &["positions up to 6 in dimension 2", "[1, 4, 5, 5]"],
+    );
 }
 
 #[test]
@@ -82,17 +119,17 @@ fn backward_refuses() {
             message.contains("expected out and grad_out [1, 6, 4, 8] in F32"),
             "{message}"
         );
-        assert!(message.contains("lse [1, 4, 6]"), "{message}");
+        assert!(message.contains("stats [2, 1, 4, 6]"), "{message}");
     };
     let copy = || Forward {
         out: result.out.clone(),
-        lse: result.lse.clone(),
+        stats: result.stats.clone(),
     };
     refusal(copy(), noise(1, [1, 6, 4, 7], DType::F32));
     refusal(copy(), noise(1, [1, 6, 4, 8], DType::F64));
     refusal(
         Forward {
-            lse: result.lse.clone().swap_dims(1, 2),
+            stats: result.stats.clone().swap_dims(2, 3),
             ..copy()
         },
         noise(1, [1, 6, 4, 8], DType::F32),

@@ -2,7 +2,7 @@
 
 use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kernels_cubecl::{AttentionSpec, HeadMap, Kernels, Mask, Positions};
+use kernels_cubecl::{AttentionSpec, HeadMap, Kernels, Mask, Positions, philox::Philox};
 
 pub fn spec(mask: Mask, q_positions: Positions, k_positions: Positions, scale: f64, heads: HeadMap) -> AttentionSpec {
     AttentionSpec {
@@ -11,6 +11,7 @@ pub fn spec(mask: Mask, q_positions: Positions, k_positions: Positions, scale: f
         k_positions,
         scale,
         heads,
+        dropout: None,
         wide: false,
     }
 }
@@ -36,14 +37,21 @@ pub fn primitive<const D: usize>(tensor: &Tensor<D>) -> FloatTensor<Flex> {
 
 pub struct Forward {
     pub out: Tensor<4>,
-    pub lse: Tensor<3>,
+    pub stats: Tensor<4>,
+}
+
+impl Forward {
+    /// `[batch, heads, queries]`
+    pub fn lse(&self) -> Tensor<3> {
+        self.stats.clone().sum_dim(0).squeeze_dim::<3>(0)
+    }
 }
 
 pub fn forward(q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>, spec: &AttentionSpec) -> Forward {
-    let (out, lse) = Flex::attention_forward(primitive(q), primitive(k), primitive(v), spec);
+    let (out, stats) = Flex::attention_forward(primitive(q), primitive(k), primitive(v), spec);
     Forward {
         out: Tensor::from_primitive::<Flex>(out),
-        lse: Tensor::from_primitive::<Flex>(lse),
+        stats: Tensor::from_primitive::<Flex>(stats),
     }
 }
 
@@ -56,13 +64,13 @@ pub fn backward(
     grad_out: &Tensor<4>,
     spec: &AttentionSpec,
 ) -> [Tensor<4>; 3] {
-    let (out, lse) = (primitive(&forward.out), primitive(&forward.lse));
+    let (out, stats) = (primitive(&forward.out), primitive(&forward.stats));
     let grads = Flex::attention_backward(
         primitive(q),
         primitive(k),
         primitive(v),
         out,
-        lse,
+        stats,
         primitive(grad_out),
         spec,
     );
@@ -89,6 +97,22 @@ pub fn error(actual: &[f64], expected: &[f64]) -> f64 {
         .zip(expected)
         .map(|(a, e)| if a == e { 0.0 } else { (a - e).abs() });
     differences.fold(0.0, |worst: f64, x| if x.is_nan() { f64::NAN } else { worst.max(x) }) / peak
+}
+
+/// What dropout multiplies the weight of a global query and key of a local sample and head by.
+fn dropout_factor(spec: &AttentionSpec, [sample, head]: [usize; 2], [query, key]: [usize; 2]) -> f64 {
+    let Some(dropout) = &spec.dropout else {
+        return 1.0;
+    };
+    let global = |positions: &Positions, local| positions.iter().nth(local).expect("a position");
+    let [_, heads, queries, keys] = dropout.shape;
+    let row = (global(&dropout.batch, sample) * heads + global(&dropout.heads, head)) * queries + query;
+    let word = Philox::new(dropout.seed, dropout.stream).word((row * keys + key) as u64);
+    if f64::from(word) / 2f64.powi(32) < dropout.probability {
+        0.0
+    } else {
+        1.0 / (1.0 - dropout.probability)
+    }
 }
 
 /// Attention and its gradients by the definition, in f64, row by row.
@@ -129,7 +153,9 @@ impl Reference {
                     let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
                     lse[(batch * heads + head) * queries + i] = max + sum.ln();
                     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp() / sum).collect();
+                    let factor = |j: usize| dropout_factor(spec, [batch, head], [query, k_positions[j]]);
                     for (&j, weight) in seen.iter().zip(&weights) {
+                        let weight = weight * factor(j);
                         for d in 0..value_dim {
                             out[row * value_dim + d] += weight * v[kv_row(j) * value_dim + d];
                             grads[2][kv_row(j) * value_dim + d] += weight * grad_out[row * value_dim + d];
@@ -137,7 +163,8 @@ impl Reference {
                     }
                     let delta = dot(&out, row, &grad_out, row, value_dim);
                     for (&j, weight) in seen.iter().zip(&weights) {
-                        let grad = spec.scale * weight * (dot(&grad_out, row, &v, kv_row(j), value_dim) - delta);
+                        let grad = factor(j) * dot(&grad_out, row, &v, kv_row(j), value_dim) - delta;
+                        let grad = spec.scale * weight * grad;
                         for d in 0..dim {
                             grads[0][row * dim + d] += grad * k[kv_row(j) * dim + d];
                             grads[1][kv_row(j) * dim + d] += grad * q[row * dim + d];

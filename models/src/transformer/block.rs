@@ -1,8 +1,9 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_sp::SpTensor;
 use burn_sp::attention::AttentionOptions;
 use burn_sp::nn::{Dropout, DropoutKey, LayerNorm, RmsNorm, RotaryTable};
+use burn_sp::train::ParamLayouts;
+use burn_sp::{SpDevice, SpTensor};
 
 use super::{Mlp, SelfAttention};
 
@@ -40,7 +41,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// `dropout` acts on both branches; `key` names the first of its two masks.
+    /// `dropout` acts on both branches; `key` names the first of three masks, of which the last is that of the attention
+    /// weights.
     ///
     /// # Shapes
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
@@ -53,11 +55,25 @@ impl Block {
         dropout: Dropout,
         key: Option<DropoutKey>,
     ) -> SpTensor<3> {
+        let mask = |number: u64| key.map(|key| key.layer(key.layer + number));
+        let options = &AttentionOptions {
+            dropout_key: mask(2),
+            ..options.clone()
+        };
         let branch = self
             .attention
             .forward(x.clone().tokenwise(|x| self.norm1.forward(x)), rotary, options);
-        let x = x + dropout.forward(branch, key);
-        let branch = x.clone().tokenwise(|x| self.mlp.forward(self.norm2.forward(x)));
-        x + dropout.forward(branch, key.map(|key| key.layer(key.layer + 1)))
+        let x = x + dropout.forward(branch, mask(0));
+        let branch = self.mlp.forward(x.clone().tokenwise(|x| self.norm2.forward(x)));
+        x + dropout.forward(branch, mask(1))
+    }
+
+    /// This rank's part; see [`Transformer::shard`](super::Transformer::shard).
+    pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
+        Self {
+            attention: self.attention.shard(device, layouts),
+            mlp: self.mlp.shard(device, layouts),
+            ..self
+        }
     }
 }

@@ -72,6 +72,9 @@ pub struct TransformerConfig {
     /// Dropout after the embedding and on each residual branch.
     #[config(default = 0.0)]
     pub dropout: f64,
+    /// Dropout of the attention weights.
+    #[config(default = 0.0)]
+    pub attention_dropout: f64,
     /// Standard deviation of initial weights.
     #[config(default = 0.02)]
     pub init_std: f64,
@@ -140,8 +143,10 @@ impl TransformerConfig {
                 self.head_dim
             ));
         }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Some(format!("dropout {} is not in [0, 1)", self.dropout));
+        for (name, dropout) in [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)] {
+            if !(0.0..1.0).contains(&dropout) {
+                return Some(format!("{name} {dropout} is not in [0, 1)"));
+            }
         }
         None
     }
@@ -190,6 +195,8 @@ impl TransformerConfig {
                 key: linear(self.hidden_size, self.kv_heads * self.head_dim),
                 value: linear(self.hidden_size, self.kv_heads * self.head_dim),
                 output: linear(self.heads * self.head_dim, self.hidden_size),
+                heads: self.heads,
+                kv_heads: self.kv_heads,
                 head_dim: self.head_dim,
             },
             norm2: norm(),
@@ -197,6 +204,7 @@ impl TransformerConfig {
                 gate: (self.mlp == MlpKind::SwiGlu).then(|| linear(self.hidden_size, self.ffn_size)),
                 up: linear(self.hidden_size, self.ffn_size),
                 down: linear(self.ffn_size, self.hidden_size),
+                ffn_size: self.ffn_size,
             },
         };
         let model = Transformer {
@@ -217,7 +225,9 @@ impl TransformerConfig {
                 PositionKind::Rotary { theta } => Some(theta),
                 PositionKind::Learned { .. } => None,
             },
+            vocab_size: self.vocab_size,
             dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
         };
         burn_sp::initialize(&model);
         model

@@ -1,9 +1,13 @@
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{Tensor, activation::gelu_approximate};
+use burn::tensor::activation::gelu_approximate;
 use burn_sp::kernels::swiglu;
+use burn_sp::layout::Placement;
+use burn_sp::nn::{Features, Gathered, row_linear, shard_columns, shard_rows};
+use burn_sp::train::ParamLayouts;
+use burn_sp::{SpDevice, SpTensor};
 
-/// The MLP of a block: SwiGLU if it has a gate, GELU if not.
+/// The MLP of a block: SwiGLU if it has a gate, GELU if not. Tensor parallelism may share out its hidden units.
 #[derive(Module, Debug)]
 pub struct Mlp {
     /// The gated branch, `hidden -> ffn`.
@@ -12,16 +16,39 @@ pub struct Mlp {
     pub up: Linear,
     /// `ffn -> hidden`.
     pub down: Linear,
+    /// Hidden units, of all ranks.
+    pub ffn_size: usize,
 }
 
 impl Mlp {
     /// # Shapes
-    /// - `x`: `[..., hidden]`, and so is the result
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let hidden = match &self.gate {
-            Some(gate) => swiglu(gate.forward(x.clone()), self.up.forward(x)),
-            None => gelu_approximate(self.up.forward(x)),
+    /// - `x`: `[batch, tokens, hidden]`, and so is the result
+    #[track_caller]
+    pub fn forward(&self, x: SpTensor<3>) -> SpTensor<3> {
+        let units = self.units();
+        let hidden = {
+            let x = Gathered::new(x);
+            let up = x.linear(&self.up, units);
+            match &self.gate {
+                Some(gate) => x.linear(gate, units).tokenwise(|gate| swiglu(gate, up.into_local())),
+                None => up.tokenwise(gelu_approximate),
+            }
         };
-        self.down.forward(hidden)
+        row_linear(hidden, &self.down, Placement::Shard(1))
+    }
+
+    /// This rank's hidden units; see [`Transformer::shard`](super::Transformer::shard).
+    pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
+        let units = self.units();
+        Self {
+            gate: self.gate.map(|gate| shard_columns(gate, units, device, layouts)),
+            up: shard_columns(self.up, units, device, layouts),
+            down: shard_rows(self.down, units, device, layouts),
+            ..self
+        }
+    }
+
+    fn units(&self) -> Features {
+        Features::sharded(self.ffn_size, 1)
     }
 }

@@ -1,17 +1,21 @@
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
-use burn::tensor::module::linear;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_sp::attention::{AttentionOptions, KvMove, Mask, RotaryStyle};
-use burn_sp::nn::{Dropout, DropoutKey, Rotary, RotaryTable};
-use burn_sp::train::{LossShare, token_loss};
+use burn_sp::layout::{Axis, Placement, Split};
+use burn_sp::nn::{
+    Dropout, DropoutKey, Features, Gathered, Rotary, RotaryTable, parallel_embedding, shard_columns, shard_entries,
+};
+use burn_sp::train::{LossShare, ParamLayouts, class_parallel_loss};
 use burn_sp::{SpDevice, SpTensor};
 
 use super::{Block, Norm};
 
 /// What a forward pass depends on beside its tokens.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ForwardOptions {
+    /// Who sees whom.
+    pub mask: Mask,
     /// How the ring axis moves keys and values.
     pub kv: KvMove,
     /// Names the dropout masks of a training step; none for evaluation.
@@ -33,66 +37,98 @@ pub struct Transformer {
     pub head: Option<Linear>,
     /// Base of the rotary wavelengths, where positions are rotary.
     pub rotary_theta: Option<f64>,
+    /// Entries of the vocabulary, of all ranks.
+    pub vocab_size: usize,
     /// Dropout after the embedding and on the residual branches.
     pub dropout: f64,
+    /// Dropout of the attention weights.
+    pub attention_dropout: f64,
 }
 
 impl Transformer {
+    /// This rank's part of the model on a mesh with a [`tp`](Axis::Tp) axis: its heads, hidden units and vocabulary. Every
+    /// rank calls it on the same whole model, so that a model is the same on every mesh. With one rank on the axis
+    /// nothing changes.
+    ///
+    /// The layouts say which parameters are sharded, and how.
+    pub fn shard(self, device: &SpDevice) -> (Self, ParamLayouts) {
+        let mut layouts = ParamLayouts::replicated();
+        let vocabulary = self.vocabulary();
+        let model = Self {
+            embedding: shard_entries(self.embedding, vocabulary, device, &mut layouts),
+            blocks: self
+                .blocks
+                .into_iter()
+                .map(|block| block.shard(device, &mut layouts))
+                .collect(),
+            head: self
+                .head
+                .map(|head| shard_columns(head, vocabulary, device, &mut layouts)),
+            ..self
+        };
+        (model, layouts)
+    }
+
     /// The residual stream after the last norm.
     ///
     /// # Shapes
     /// - `tokens`: `[batch, tokens]` with ids below the vocabulary's size
-    /// - returns `[batch, tokens, hidden]` in the same layout
+    /// - returns `[batch, tokens, hidden]` in the same layout, tokens sharded over [`Axis::Tp`] too
     #[track_caller]
-    pub fn forward(&self, tokens: SpTensor<2, Int>, options: ForwardOptions) -> SpTensor<3> {
+    pub fn forward(&self, tokens: SpTensor<2, Int>, options: &ForwardOptions) -> SpTensor<3> {
+        // Those of attention, where no token is sharded over tp.
         let positions = tokens.positions(1);
         let dropout = Dropout {
             probability: self.dropout,
         };
         let key = |layer: u64| options.dropout.map(|key| key.layer(layer));
-        let x = tokens.tokenwise(|ids| {
-            let device = ids.device();
-            let x = self.embedding.forward(ids);
-            match &self.positions {
-                Some(learned) => {
-                    let [max, _] = learned.weight.dims();
-                    let last = positions.ranges().last().map_or(0, |range| range.end);
-                    assert!(
-                        last <= max,
-                        "transformer: position {} has no learned embedding; there are {max}",
-                        last - 1
-                    );
-                    let ids: Vec<i64> = positions.iter().map(|position| position as i64).collect();
-                    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, positions.len()]), &device);
-                    x + learned.forward(ids)
-                }
-                None => x,
-            }
-        });
+        let x = parallel_embedding(&self.embedding, tokens, self.vocabulary(), Placement::Shard(1));
+        let x = self.add_positions(x);
         let attention = AttentionOptions {
-            mask: Mask::Causal,
-            scale: None,
+            mask: options.mask.clone(),
             kv: options.kv,
+            dropout: self.attention_dropout,
+            ..AttentionOptions::default()
         };
         let rotary = self.rotary_table(&x, &positions);
         let mut x = dropout.forward(x, key(0));
         for (index, block) in self.blocks.iter().enumerate() {
-            x = block.forward(x, rotary.as_ref(), &attention, dropout, key(1 + 2 * index as u64));
+            x = block.forward(x, rotary.as_ref(), &attention, dropout, key(1 + 3 * index as u64));
         }
         x.tokenwise(|x| self.norm.forward(x))
+    }
+
+    fn add_positions(&self, x: SpTensor<3>) -> SpTensor<3> {
+        let Some(learned) = &self.positions else {
+            return x;
+        };
+        let positions = x.positions(1);
+        let [max, _] = learned.weight.dims();
+        let last = positions.ranges().iter().map(|range| range.end).max().unwrap_or(0);
+        assert!(
+            last <= max,
+            "transformer: position {} has no learned embedding; there are {max}",
+            last - 1
+        );
+        x.tokenwise(|x| {
+            let ids: Vec<i64> = positions.iter().map(|position| position as i64).collect();
+            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, positions.len()]), &x.device());
+            x + learned.forward(ids)
+        })
     }
 
     /// Next-token logits; for losses use [`loss`](Self::loss), which never holds them all.
     ///
     /// # Shapes
-    /// - `tokens`: `[batch, tokens]`; returns `[batch, tokens, vocab]`
+    /// - `tokens`: `[batch, tokens]`; returns `[batch, tokens, vocab]`, the vocabulary sharded over [`Axis::Tp`]
     #[track_caller]
-    pub fn logits(&self, tokens: SpTensor<2, Int>, options: ForwardOptions) -> SpTensor<3> {
-        let weight = self.output_weight();
-        self.forward(tokens, options).tokenwise(|x| linear(x, weight, None))
+    pub fn logits(&self, tokens: SpTensor<2, Int>, options: &ForwardOptions) -> SpTensor<3> {
+        let hidden = Gathered::new(self.forward(tokens, options));
+        hidden.product(self.output_weight(), None, self.vocabulary())
     }
 
-    /// This rank's share of the mean cross entropy over `count` labels; see [`token_loss`].
+    /// This rank's share of the mean cross entropy over `count` labels; see
+    /// [`token_loss`](burn_sp::train::token_loss).
     ///
     /// # Shapes
     /// - `tokens`, `labels`: `[batch, tokens]`; a negative label is ignored
@@ -102,9 +138,15 @@ impl Transformer {
         tokens: SpTensor<2, Int>,
         labels: &SpTensor<2, Int>,
         count: u64,
-        options: ForwardOptions,
+        options: &ForwardOptions,
     ) -> LossShare {
-        token_loss(self.forward(tokens, options), self.output_weight(), labels, None, count)
+        let hidden = self.forward(tokens, options);
+        let labels = labels.clone().shard(Axis::Tp, 1, Split::Contiguous);
+        class_parallel_loss(hidden, self.output_weight(), self.vocabulary(), &labels, None, count)
+    }
+
+    fn vocabulary(&self) -> Features {
+        Features::sharded(self.vocab_size, 1)
     }
 
     fn output_weight(&self) -> Tensor<2> {

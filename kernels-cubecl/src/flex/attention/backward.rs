@@ -4,7 +4,8 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::{
-    blocks::{Block, Visible},
+    blocks::{Block, KEYS, QUERIES, Visible},
+    dropout::Dropout,
     gemm::{Matrix, Store, product},
     problem::Problem,
     real::Real,
@@ -13,9 +14,6 @@ use super::{
     workspace,
 };
 
-/// Largest number of queries and keys in a tile.
-const QUERIES: usize = 128;
-const KEYS: usize = 384;
 /// The keys of a head are dealt to several tasks if there would be fewer tasks than this. A constant: the number of
 /// terms decides the rounding, which must not depend on the machine.
 const TASKS: usize = 16;
@@ -25,7 +23,7 @@ const SHARES: usize = 2;
 /// The tensors beside q, k and v.
 pub struct Saved<'a> {
     pub out: &'a FlexTensor,
-    pub lse: &'a FlexTensor,
+    pub stats: &'a FlexTensor,
     pub grad_out: &'a FlexTensor,
 }
 
@@ -43,7 +41,7 @@ pub fn backward<A: Real>(
     let query_blocks = Block::cut(&p.spec.q_positions, QUERIES);
     let key_blocks = Block::cut(&p.spec.k_positions, KEYS);
     let shares = TASKS.div_ceil(rows.max(1)).min(SHARES).min(key_blocks.len()).max(1);
-    let (lse, delta) = row_statistics::<A>(&p, &saved);
+    let statistics = RowStatistics::<A>::new(&p, &saved);
 
     // With grouped heads, each query head has a term of its own here; otherwise these are the results.
     let one_to_one = p.one_to_one();
@@ -58,8 +56,8 @@ pub fn backward<A: Real>(
         k: Rows::new(k),
         v: Rows::new(v),
         grad_out: Rows::new(saved.grad_out),
-        lse: &lse,
-        delta: &delta,
+        statistics: &statistics,
+        dropout: Dropout::of(&p),
         query_blocks: &query_blocks,
         dk: dk.writer(),
         dv: dv.writer(),
@@ -92,37 +90,51 @@ pub fn backward<A: Real>(
     (dq, kv(dk, p.head_dim), kv(dv, p.value_dim))
 }
 
-/// For each row `[batch, heads, queries]`: the log-sum-exp, turned into positive infinity for rows that see nothing,
-/// and the sum of output times gradient.
-fn row_statistics<A: Real>(p: &Problem, saved: &Saved) -> (Vec<A>, Vec<A>) {
-    let [out, grad_out] = [saved.out, saved.grad_out].map(Rows::<A>::new);
-    let given = Rows::<A>::of_numbers(saved.lse);
-    let len = p.batch * p.heads * p.queries;
-    let (mut lse, mut delta) = (vec![A::ZERO; len], vec![A::ZERO; len]);
-    let per_head = p.queries.max(1);
-    let tasks = lse
-        .par_chunks_mut(per_head)
-        .zip(delta.par_chunks_mut(per_head))
-        .enumerate();
-    tasks.for_each(|(row, (lse, delta))| {
-        let (batch, head, width) = (row / p.heads, row % p.heads, p.value_dim);
-        given.load(batch, head, &(0..p.queries), lse);
-        for x in lse.iter_mut().filter(|x| **x == A::NEG_INFINITY) {
-            *x = A::INFINITY;
-        }
-        workspace::with([QUERIES * width; 2], |[out_buffer, grad_buffer]| {
-            for first in (0..p.queries).step_by(QUERIES) {
-                let tokens = first..p.queries.min(first + QUERIES);
-                out.load(batch, head, &tokens, out_buffer);
-                grad_out.load(batch, head, &tokens, grad_buffer);
-                for (i, token) in tokens.enumerate() {
-                    let row = i * width..(i + 1) * width;
-                    delta[token] = softmax::dot(&out_buffer[row.clone()], &grad_buffer[row]);
-                }
+/// For each row `[batch, heads, queries]`: the largest score, turned into positive infinity where there is none so that
+/// all weights become 0; the logarithm of the sum of the weights relative to it; the sum of output times gradient.
+struct RowStatistics<A> {
+    largest: Vec<A>,
+    log_sum: Vec<A>,
+    delta: Vec<A>,
+}
+
+impl<A: Real> RowStatistics<A> {
+    fn new(p: &Problem, saved: &Saved) -> Self {
+        let [out, grad_out] = [saved.out, saved.grad_out].map(Rows::<A>::new);
+        let [largest_given, log_sum_given] = [0, 1].map(|plane| Rows::<A>::of_plane(saved.stats, plane));
+        let zeros = || vec![A::ZERO; p.batch * p.heads * p.queries];
+        let (mut largest, mut log_sum, mut delta) = (zeros(), zeros(), zeros());
+        let per_head = p.queries.max(1);
+        let tasks = largest
+            .par_chunks_mut(per_head)
+            .zip(log_sum.par_chunks_mut(per_head))
+            .zip(delta.par_chunks_mut(per_head))
+            .enumerate();
+        tasks.for_each(|(row, ((largest, log_sum), delta))| {
+            let (batch, head, width) = (row / p.heads, row % p.heads, p.value_dim);
+            log_sum_given.load(batch, head, &(0..p.queries), log_sum);
+            largest_given.load(batch, head, &(0..p.queries), largest);
+            for x in largest.iter_mut().filter(|x| **x == A::NEG_INFINITY) {
+                *x = A::INFINITY;
             }
+            workspace::with([QUERIES * width; 2], |[out_buffer, grad_buffer]| {
+                for first in (0..p.queries).step_by(QUERIES) {
+                    let tokens = first..p.queries.min(first + QUERIES);
+                    out.load(batch, head, &tokens, out_buffer);
+                    grad_out.load(batch, head, &tokens, grad_buffer);
+                    for (i, token) in tokens.enumerate() {
+                        let row = i * width..(i + 1) * width;
+                        delta[token] = softmax::dot(&out_buffer[row.clone()], &grad_buffer[row]);
+                    }
+                }
+            });
         });
-    });
-    (lse, delta)
+        Self {
+            largest,
+            log_sum,
+            delta,
+        }
+    }
 }
 
 struct Heads<'a, A> {
@@ -131,8 +143,8 @@ struct Heads<'a, A> {
     k: Rows<'a, A>,
     v: Rows<'a, A>,
     grad_out: Rows<'a, A>,
-    lse: &'a [A],
-    delta: &'a [A],
+    statistics: &'a RowStatistics<A>,
+    dropout: Option<Dropout>,
     query_blocks: &'a [Block],
     dk: Writer<'a>,
     dv: Writer<'a>,
@@ -142,6 +154,7 @@ impl<A: Real> Heads<'_, A> {
     /// All that one head's attention to one block of keys adds to the gradients.
     fn differentiate(&self, batch: usize, head: usize, keys: &Block, dq: &mut [A]) {
         let p = &self.p;
+        let row = batch * p.heads + head;
         let (dim, value_dim, len) = (p.head_dim, p.value_dim, keys.len());
         let stride = softmax::stride(len);
         let sizes = [
@@ -169,6 +182,7 @@ impl<A: Real> Heads<'_, A> {
                     let Some(visible) = Visible::of(&p.spec.mask, queries, keys) else {
                         continue;
                     };
+                    let dropout = self.dropout.as_ref();
                     let (rows, columns) = (queries.len(), visible.keys.len());
                     let first = visible.keys.rows.start - keys.rows.start;
                     let q = self.q.borrow(batch, head, &queries.rows, q);
@@ -194,8 +208,10 @@ impl<A: Real> Heads<'_, A> {
                         grads,
                         stride,
                         columns,
-                        lse: self.of_rows(self.lse, batch, head, &queries.rows),
-                        delta: self.of_rows(self.delta, batch, head, &queries.rows),
+                        dropout: dropout.map(|dropout| dropout.tile(row, queries, &visible.keys)),
+                        largest: self.of_rows(&self.statistics.largest, batch, head, &queries.rows),
+                        log_sum: self.of_rows(&self.statistics.log_sum, batch, head, &queries.rows),
+                        delta: self.of_rows(&self.statistics.delta, batch, head, &queries.rows),
                     }
                     .run();
 

@@ -5,6 +5,10 @@ use std::ops::Range;
 use super::real::Real;
 use crate::{Mask, Positions, Tile};
 
+/// Largest number of queries and keys in a tile.
+pub const QUERIES: usize = 128;
+pub const KEYS: usize = 384;
+
 /// A run of rows that is contiguous in memory and in global position.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -68,14 +72,15 @@ impl Visible {
                 mixed: false,
             }),
             Tile::Mixed => {
-                let (mut start, mut end) = (seen.end, seen.start);
+                let (mut start, mut end, mut pairs) = (seen.end, seen.start, 0);
                 for run in all.flat_map(|query| mask.runs(query, seen.clone())) {
                     start = start.min(run.start);
                     end = end.max(run.end);
+                    pairs += run.len();
                 }
                 (start < end).then(|| Visible {
                     keys: keys.at(start..end),
-                    mixed: true,
+                    mixed: pairs < queries.len() * (end - start),
                 })
             }
         }

@@ -2,7 +2,8 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::{
-    blocks::{Block, Visible},
+    blocks::{Block, KEYS, QUERIES, Visible},
+    dropout::Dropout,
     gemm::{Matrix, Store, product},
     problem::Problem,
     real::Real,
@@ -11,9 +12,6 @@ use super::{
     workspace,
 };
 
-/// Largest number of queries and keys in a tile.
-const QUERIES: usize = 128;
-const KEYS: usize = 384;
 /// With fewer tasks than this, tiles have fewer queries, so that all cores find work. A constant: the cutting
 /// decides the rounding, which must not depend on the machine.
 const TASKS: usize = 16;
@@ -30,15 +28,16 @@ pub fn forward<A: Real>(p: Problem, q: &FlexTensor, k: &FlexTensor, v: &FlexTens
     let key_blocks = Block::cut(&p.spec.k_positions, KEYS);
 
     let mut out = Output::zeros(rows * p.queries * p.value_dim, p.result_dtype());
-    let mut lse = Output::zeros(rows * p.queries, p.accumulator);
+    let mut stats = Output::zeros(2 * rows * p.queries, p.accumulator);
     let heads = Heads::<A> {
         p,
         q: Rows::new(q),
         k: Rows::new(k),
         v: Rows::new(v),
+        dropout: Dropout::of(&p),
         key_blocks: &key_blocks,
         out: out.writer(),
-        lse: lse.writer(),
+        stats: stats.writer(),
     };
     let per_head = query_blocks.len();
     let tasks = (0..rows * per_head).into_par_iter().with_max_len(1);
@@ -48,7 +47,7 @@ pub fn forward<A: Real>(p: Problem, q: &FlexTensor, k: &FlexTensor, v: &FlexTens
     });
     (
         out.into_tensor([p.batch, p.queries, p.heads, p.value_dim]),
-        lse.into_tensor([p.batch, p.heads, p.queries]),
+        stats.into_tensor([2, p.batch, p.heads, p.queries]),
     )
 }
 
@@ -57,14 +56,16 @@ struct Heads<'a, A> {
     q: Rows<'a, A>,
     k: Rows<'a, A>,
     v: Rows<'a, A>,
+    dropout: Option<Dropout>,
     key_blocks: &'a [Block],
     out: Writer<'a>,
-    lse: Writer<'a>,
+    stats: Writer<'a>,
 }
 
 impl<A: Real> Heads<'_, A> {
     fn attend(&self, batch: usize, head: usize, queries: &Block) {
         let p = &self.p;
+        let row = batch * p.heads + head;
         let (rows, dim, value_dim) = (queries.len(), p.head_dim, p.value_dim);
         let stride = softmax::stride(KEYS);
         let sizes = [
@@ -106,6 +107,7 @@ impl<A: Real> Heads<'_, A> {
                     scores,
                     stride,
                     columns: keys.len(),
+                    dropout: self.dropout.as_ref().map(|dropout| dropout.tile(row, queries, keys)),
                     max,
                     sum,
                     out,
@@ -119,23 +121,26 @@ impl<A: Real> Heads<'_, A> {
         });
     }
 
-    /// Divides by the sums of the weights, turns `max` into the log-sum-exp, and writes both.
-    fn finish(&self, batch: usize, head: usize, queries: &Block, out: &mut [A], max: &mut [A], sum: &[A]) {
+    /// Divides by the sums of the weights, turns `sum` into its logarithm, and writes outputs and statistics.
+    fn finish(&self, batch: usize, head: usize, queries: &Block, out: &mut [A], max: &[A], sum: &mut [A]) {
         let p = &self.p;
         for (i, token) in queries.rows.clone().enumerate() {
             let row = &mut out[i * p.value_dim..(i + 1) * p.value_dim];
-            // A row that saw nothing stays 0, and its maximum negative infinity.
+            // A row that saw nothing stays 0, its maximum negative infinity and its logarithm 0.
             if sum[i] > A::ZERO {
                 let inverse = A::from_f64(1.0) / sum[i];
                 row.iter_mut().for_each(|x| *x *= inverse);
-                max[i] += sum[i].ln();
+                sum[i] = sum[i].ln();
             }
             let start = ((batch * p.queries + token) * p.heads + head) * p.value_dim;
             // SAFETY: this row of the output belongs to this task alone.
             unsafe { self.out.store(start, row) };
         }
         let start = (batch * p.heads + head) * p.queries + queries.rows.start;
-        // SAFETY: these rows of the log-sum-exp belong to this task alone.
-        unsafe { self.lse.store(start, max) };
+        // SAFETY: these rows of the statistics belong to this task alone.
+        unsafe {
+            self.stats.store(start, max);
+            self.stats.store(p.batch * p.heads * p.queries + start, sum);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Fused attention on the CPU, forward with log-sum-exp and backward, in memory linear in the sequence.
+//! Fused attention on the CPU, forward with softmax statistics and backward, in memory linear in the sequence.
 //!
 //! The score matrix is cut into tiles ([`blocks`]) that fit into a core's cache. Forward keeps a running softmax
 //! ([`softmax::Online`]) while it walks along a row of tiles; backward computes each tile again from the log-sum-exp.
@@ -7,8 +7,10 @@
 
 mod backward;
 mod blocks;
+mod dropout;
 mod forward;
 mod gemm;
+mod merge;
 mod problem;
 mod real;
 mod rows;
@@ -34,19 +36,26 @@ pub fn backward(
     k: Float,
     v: Float,
     out: Float,
-    lse: Float,
+    stats: Float,
     grad_out: Float,
     spec: &AttentionSpec,
 ) -> (Float, Float, Float) {
     let problem = Problem::check(&q, &k, &v, spec);
-    problem.check_backward(&out, &lse, &grad_out);
+    problem.check_backward(&out, &stats, &grad_out);
     let saved = Saved {
         out: &out,
-        lse: &lse,
+        stats: &stats,
         grad_out: &grad_out,
     };
     match problem.accumulator {
         DType::F64 => backward::backward::<f64>(problem, &q, &k, &v, saved),
         _ => backward::backward::<f32>(problem, &q, &k, &v, saved),
+    }
+}
+
+pub fn merge(out: Float, stats: Float, other_out: Float, other_stats: Float) -> (Float, Float) {
+    match out.dtype() {
+        DType::F64 => merge::merge::<f64>(out, stats, other_out, other_stats),
+        _ => merge::merge::<f32>(out, stats, other_out, other_stats),
     }
 }

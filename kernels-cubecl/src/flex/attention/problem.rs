@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 use super::rows::accumulator;
-use crate::AttentionSpec;
+use crate::{AttentionDropout, AttentionSpec};
 
 /// The sizes of one call, known to fit together.
 #[derive(Clone, Copy)]
@@ -76,6 +76,9 @@ impl<'a> Problem<'a> {
                 positions.len()
             );
         }
+        if let Some(dropout) = &spec.dropout {
+            check_dropout(dropout, [batch, heads], spec).unwrap_or_else(|wrong| panic!("{}: {wrong}", given()));
+        }
         Self {
             batch,
             queries,
@@ -94,20 +97,20 @@ impl<'a> Problem<'a> {
     ///
     /// # Panics
     /// As [`check`](Self::check).
-    pub fn check_backward(&self, out: &FlexTensor, lse: &FlexTensor, grad_out: &FlexTensor) {
+    pub fn check_backward(&self, out: &FlexTensor, stats: &FlexTensor, grad_out: &FlexTensor) {
         let rows = [self.batch, self.queries, self.heads, self.value_dim];
-        let numbers = [self.batch, self.heads, self.queries];
+        let numbers = [2, self.batch, self.heads, self.queries];
         let fits = |tensor: &FlexTensor, shape: &[usize], wide: bool| {
             let dtype = tensor.dtype();
             tensor.layout().shape().as_slice() == shape && (dtype == self.accumulator || !wide && dtype == self.dtype)
         };
         assert!(
-            fits(out, &rows, false) && fits(grad_out, &rows, false) && fits(lse, &numbers, true),
-            "attention backward: out {}, grad_out {}, lse {}: expected out and grad_out {rows:?} in {:?} or {:?}, \
-             and lse {numbers:?} in {:?}",
+            fits(out, &rows, false) && fits(grad_out, &rows, false) && fits(stats, &numbers, true),
+            "attention backward: out {}, grad_out {}, stats {}: expected out and grad_out {rows:?} in {:?} or {:?}, \
+             and stats {numbers:?} in {:?}",
             describe(out),
             describe(grad_out),
-            describe(lse),
+            describe(stats),
             self.dtype,
             self.accumulator,
             self.accumulator,
@@ -130,6 +133,33 @@ impl<'a> Problem<'a> {
     pub fn one_to_one(&self) -> bool {
         self.heads == self.kv_heads && (0..self.kv_heads).all(|head| self.readers(head) == (head..head + 1))
     }
+}
+
+fn check_dropout(dropout: &AttentionDropout, local: [usize; 2], spec: &AttentionSpec) -> Result<(), String> {
+    if !(0.0..1.0).contains(&dropout.probability) {
+        let probability = dropout.probability;
+        return Err(format!(
+            "the dropout probability is {probability}; expected one in [0, 1)"
+        ));
+    }
+    let given = [dropout.batch.len(), dropout.heads.len()];
+    if given != local {
+        return Err(format!(
+            "dropout has positions for [batch, heads] {given:?}; expected {local:?}"
+        ));
+    }
+    let positions = [&dropout.batch, &dropout.heads, &spec.q_positions, &spec.k_positions];
+    for (dim, (positions, len)) in positions.into_iter().zip(dropout.shape).enumerate() {
+        let end = positions.ranges().iter().map(|range| range.end).max().unwrap_or(0);
+        if end > len {
+            return Err(format!(
+                "positions up to {end} in dimension {dim} of dropout's [batch, heads, queries, keys] {:?}; \
+                 expected none past it",
+                dropout.shape
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn describe(tensor: &FlexTensor) -> String {

@@ -43,10 +43,12 @@ impl<'a, A: Real> Rows<'a, A> {
         Self::with(tensor, strides, layout.shape()[3])
     }
 
-    /// A `[batch, heads, tokens]` tensor, as rows of one number.
-    pub fn of_numbers(tensor: &'a FlexTensor) -> Self {
-        let [batch, head, token] = tensor.layout().strides().try_into().expect("rank was checked before");
-        Self::with(tensor, [batch, token, head, 1], 1)
+    /// One plane of a `[planes, batch, heads, tokens]` tensor, as rows of one number.
+    pub fn of_plane(tensor: &'a FlexTensor, plane: usize) -> Self {
+        let [planes, batch, head, token] = tensor.layout().strides().try_into().expect("rank was checked before");
+        let mut rows = Self::with(tensor, [batch, token, head, 1], 1);
+        rows.offset += plane as isize * planes;
+        rows
     }
 
     fn with(tensor: &'a FlexTensor, strides: [isize; 4], width: usize) -> Self {

@@ -3,7 +3,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::real::Real;
+use super::{blocks::KEYS, dropout::DropoutTile, real::Real};
 
 /// Elements handled at once: one AVX-512 register of f32, two of f64.
 const LANES: usize = 16;
@@ -20,6 +20,8 @@ pub struct Online<'a, A> {
     pub scores: &'a mut [A],
     pub stride: usize,
     pub columns: usize,
+    /// Drops weights once they are summed.
+    pub dropout: Option<DropoutTile>,
     /// Largest score so far, a row; negative infinity while nothing was seen.
     pub max: &'a mut [A],
     /// Sum of the weights so far, a row.
@@ -41,6 +43,8 @@ impl<A: Real> WithSimd for Online<'_, A> {
     fn with_simd<S: Simd>(self, _: S) {
         let rows = self.max.len();
         let width = self.out.len() / rows;
+        let mut words = [0; KEYS];
+        let words = &mut words[..self.columns];
         for i in 0..rows {
             let start = i * self.stride;
             let row = &mut self.scores[start..start + self.columns.next_multiple_of(LANES)];
@@ -61,6 +65,10 @@ impl<A: Real> WithSimd for Online<'_, A> {
                 }
             }
             self.sum[i] += added;
+            if let Some(dropout) = self.dropout {
+                dropout.draw(i, words);
+                dropout.drop(words, row);
+            }
         }
     }
 }
@@ -89,14 +97,19 @@ fn exponentials<S: Simd, A: Real>(row: &mut [A], shift: A) -> A {
     lanes.into_iter().fold(A::ZERO, |a, b| a + b)
 }
 
-/// Turns scores into weights and gradients of weights into gradients of scores, both in place.
+/// Turns scores into weights (with dropout: those that are left of them) and gradients of weights into gradients of
+/// scores, both in place.
 pub struct Gradient<'a, A> {
     pub scores: &'a mut [A],
     pub grads: &'a mut [A],
     pub stride: usize,
     pub columns: usize,
-    /// Log-sum-exp, a row; positive infinity for a row that sees nothing, which makes its weights 0.
-    pub lse: &'a [A],
+    /// What forward dropped.
+    pub dropout: Option<DropoutTile>,
+    /// Largest score, a row; positive infinity for a row that sees nothing, which makes its weights 0.
+    pub largest: &'a [A],
+    /// Logarithm of the sum of the weights relative to the largest score, a row.
+    pub log_sum: &'a [A],
     /// Sum of output times its gradient, a row.
     pub delta: &'a [A],
 }
@@ -112,15 +125,26 @@ impl<A: Real> WithSimd for Gradient<'_, A> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        for (i, (&lse, &delta)) in self.lse.iter().zip(self.delta).enumerate() {
+        let mut words = [0; KEYS];
+        let words = &mut words[..self.columns];
+        let rows = self.largest.iter().zip(self.log_sum).zip(self.delta);
+        for (i, ((&largest, &log_sum), &delta)) in rows.enumerate() {
             // Filled-up lanes are computed as well, on whatever they hold; no product reads them.
             let range = i * self.stride..i * self.stride + self.columns.next_multiple_of(LANES);
-            let weights = self.scores[range.clone()].chunks_exact_mut(LANES);
-            for (weights, grads) in weights.zip(self.grads[range].chunks_exact_mut(LANES)) {
+            let (weights, grads) = (&mut self.scores[range.clone()], &mut self.grads[range]);
+            if let Some(dropout) = self.dropout {
+                dropout.draw(i, words);
+                dropout.drop(words, grads);
+            }
+            for (weights, grads) in weights.chunks_exact_mut(LANES).zip(grads.chunks_exact_mut(LANES)) {
                 for (weight, grad) in weights.iter_mut().zip(grads) {
-                    *weight = (*weight - lse).exp::<S>();
+                    *weight = (*weight - largest - log_sum).exp::<S>();
                     *grad = *weight * (*grad - delta);
                 }
+            }
+            // Only now: the softmax is differentiated at the weights it gave.
+            if let Some(dropout) = self.dropout {
+                dropout.drop(words, weights);
             }
         }
     }

@@ -1,8 +1,10 @@
-//! Softmax cross entropy of each row, with its gradient.
+//! Softmax cross entropy of each row in two kernels, between which ranks that hold other classes of the same rows can be
+//! asked for theirs.
 
 use std::mem::MaybeUninit;
 
 use burn::backend::{DType, Flex, TensorMetadata, tensor::IntTensor};
+use burn_std::Shape;
 
 use super::{
     super::Float,
@@ -10,103 +12,185 @@ use super::{
     support::*,
 };
 
-/// `(losses, dlogits)`.
-pub fn forward_backward(logits: Float, targets: IntTensor<Flex>, weights: Float) -> (Float, Float) {
-    let op = "cross_entropy";
+const OP: &str = "cross_entropy";
+
+/// `[3, rows]`: largest logit, sum of exponentials of the distance from it, logit of the target.
+pub fn statistics(logits: Float, targets: IntTensor<Flex>, weights: Float, first: usize, total: usize) -> Float {
+    let targets = checked(&logits, &targets, &weights);
+    by_dtype!(
+        "cross_entropy",
+        logits.dtype(),
+        statistics_as(logits, &targets, &weights, first, total)
+    )
+}
+
+/// `weight * (softmax - onehot)`.
+pub fn gradient(logits: Float, targets: IntTensor<Flex>, weights: Float, statistics: Float, first: usize) -> Float {
+    let targets = checked(&logits, &targets, &weights);
+    let why = format!("logits are {:?} {:?}", logits.dtype(), logits.shape().as_slice());
+    expect(
+        OP,
+        "statistics",
+        &statistics,
+        &[3, targets.len()],
+        weights.dtype(),
+        &why,
+    );
+    by_dtype!(
+        "cross_entropy",
+        logits.dtype(),
+        gradient_as(logits, &targets, &weights, &statistics, first)
+    )
+}
+
+/// The targets, once all shapes and dtypes fit.
+fn checked(logits: &Float, targets: &IntTensor<Flex>, weights: &Float) -> Vec<i64> {
     let shape = logits.shape();
     let &[rows, _] = shape.as_slice() else {
         panic!(
-            "{op}: logits have shape {:?}, expected [rows, classes]; flatten the dimensions before the classes",
+            "{OP}: logits have shape {:?}, expected [rows, classes]; flatten the dimensions before the classes",
             shape.as_slice()
         );
     };
     let why = format!("logits are {:?} {:?}", logits.dtype(), shape.as_slice());
-    expect(op, "targets", &targets, &[rows], targets.dtype(), &why);
-    expect(op, "weights", &weights, &[rows], accumulation(logits.dtype()), &why);
-    let targets = integers(&targets);
-    by_dtype!(
-        "cross_entropy",
-        logits.dtype(),
-        forward_backward_as(logits, targets, weights)
-    )
+    expect(OP, "targets", targets, &[rows], targets.dtype(), &why);
+    expect(OP, "weights", weights, &[rows], accumulation(logits.dtype()), &why);
+    integers(targets)
 }
 
-fn forward_backward_as<T: Scalar>(logits: Float, targets: Vec<i64>, weights: Float) -> (Float, Float) {
-    let shape = logits.shape();
-    let classes = shape[1];
-    let weights = widened::<T::Acc>(&weights);
+/// The column of a target, if it is among the classes that are here.
+#[inline(always)]
+fn column(target: i64, first: usize, classes: usize) -> Option<usize> {
+    let column = usize::try_from(target).ok()?.checked_sub(first)?;
+    (column < classes).then_some(column)
+}
+
+fn statistics_as<T: Scalar>(logits: Float, targets: &[i64], weights: &Float, first: usize, total: usize) -> Float {
+    let classes = logits.shape()[1];
+    let weights = widened::<T::Acc>(weights);
     for (row, (&target, &weight)) in targets.iter().zip(&weights).enumerate() {
         assert!(
-            weight == T::Acc::ZERO || usize::try_from(target).is_ok_and(|target| target < classes),
-            "cross_entropy: target {target} of row {row} is not among the {classes} classes; give an ignored row \
-             weight 0"
+            weight == T::Acc::ZERO || column(target, 0, total).is_some(),
+            "{OP}: target {target} of row {row} is not among the {total} classes; give an ignored row weight 0"
         );
     }
-    let mut losses = vec![T::Acc::ZERO; targets.len()];
-    if shape.num_elements() == 0 {
-        return (vector::<T::Acc>(&losses), zeros(shape, T::dtype()));
+    let rows = targets.len();
+    // What an ignored row has: a loss of 0, also once several ranks' statistics are merged.
+    let (mut peaks, mut sums, mut of_targets) = (
+        vec![T::Acc::ZERO; rows],
+        vec![T::Acc::ONE; rows],
+        vec![T::Acc::ZERO; rows],
+    );
+    if classes == 0 {
+        for row in (0..rows).filter(|row| weights[*row] != T::Acc::ZERO) {
+            (peaks[row], sums[row]) = (T::Acc::NEG_INFINITY, T::Acc::ZERO);
+        }
+    } else if rows > 0 {
+        let rows_each = task_rows(classes);
+        let logits = dense(logits);
+        let logits = Rows::<T>::new(&logits, classes);
+        let tasks = peaks
+            .chunks_mut(rows_each)
+            .zip(sums.chunks_mut(rows_each))
+            .zip(of_targets.chunks_mut(rows_each))
+            .enumerate();
+        run(
+            tasks,
+            #[inline(always)]
+            |(task, ((peaks, sums), of_targets))| {
+                let mut scratch = Vec::new();
+                for i in 0..peaks.len() {
+                    let row = task * rows_each + i;
+                    // Not even looked at: an ignored row may hold infinities, and 0 times them is not 0.
+                    if weights[row] != T::Acc::ZERO {
+                        let logits = T::widen(logits.row(row), &mut scratch);
+                        (peaks[i], sums[i]) = peak_and_sum(logits);
+                        if let Some(column) = column(targets[row], first, classes) {
+                            of_targets[i] = logits[column];
+                        }
+                    }
+                }
+            },
+        );
     }
+    // SAFETY: three times `rows` elements are written.
+    unsafe {
+        build::<T::Acc>(Shape::from([3, rows]), |out| {
+            for (i, part) in [peaks, sums, of_targets].iter().enumerate() {
+                out[i * rows..(i + 1) * rows].write_copy_of_slice(part);
+            }
+        })
+    }
+}
+
+fn gradient_as<T: Scalar>(logits: Float, targets: &[i64], weights: &Float, statistics: &Float, first: usize) -> Float {
+    let shape = logits.shape();
+    let (rows, classes) = (shape[0], shape[1]);
+    if shape.num_elements() == 0 {
+        return zeros(shape, T::dtype());
+    }
+    let weights = widened::<T::Acc>(weights);
+    let statistics = widened::<T::Acc>(statistics);
+    let (peaks, sums) = (&statistics[..rows], &statistics[rows..2 * rows]);
     let rows_each = task_rows(classes);
     // SAFETY: the tasks cover all rows, and each row is read whole before it is written whole.
-    let dlogits = unsafe {
+    unsafe {
         replace::<T>(dense(logits), classes, |logits, dlogits| {
-            let tasks = dlogits
-                .chunks_mut(rows_each * classes)
-                .zip(losses.chunks_mut(rows_each))
-                .enumerate();
             run(
-                tasks,
+                dlogits.chunks_mut(rows_each * classes).enumerate(),
                 #[inline(always)]
-                |(task, (dlogits, losses))| {
+                |(task, dlogits)| {
                     let (mut logits_scratch, mut dlogits_scratch) = (Vec::new(), Vec::new());
                     for (i, dlogits) in dlogits.chunks_exact_mut(classes).enumerate() {
                         let row = task * rows_each + i;
-                        if weights[row] == T::Acc::ZERO {
-                            // Not even looked at: an ignored row may hold infinities, and 0 times them is not 0.
+                        let weight = weights[row];
+                        if weight == T::Acc::ZERO {
                             dlogits.fill(MaybeUninit::zeroed());
                             continue;
                         }
+                        let column = column(targets[row], first, classes);
                         let logits = logits.row(row, dlogits, &mut logits_scratch);
                         T::narrow(
                             dlogits,
                             &mut dlogits_scratch,
                             #[inline(always)]
-                            |dlogits| losses[i] = loss_row(logits, targets[row] as usize, weights[row], dlogits),
+                            |dlogits| gradient_row(logits, column, weight, peaks[row], sums[row], dlogits),
                         );
                     }
                 },
             );
         })
-    };
-    (vector::<T::Acc>(&losses), dlogits)
+    }
 }
 
-/// Writes `weight * (softmax - onehot)` and returns `weight * (log-sum-exp - logit of the target)`.
-///
-/// One exponential an element: the first pass leaves it in the output, the second scales it.
+/// The largest logit, and the sum of `exp(logit - largest)`: 0 if every class is ruled out by a logit of negative
+/// infinity.
 #[inline(always)]
-fn loss_row<A: Real>(logits: &[A], target: usize, weight: A, dlogits: &mut [MaybeUninit<A>]) -> A {
+fn peak_and_sum<A: Real>(logits: &[A]) -> (A, A) {
     let peak = peak(logits);
-    let mut sums = [A::ZERO; LANES];
-    let (chunks, tail) = logits.as_chunks::<LANES>();
-    let (out_chunks, out_tail) = dlogits.as_chunks_mut::<LANES>();
-    for (out, x) in out_chunks.iter_mut().zip(chunks) {
-        for lane in 0..LANES {
-            sums[lane] += *out[lane].write((x[lane] - peak).exp());
-        }
-    }
-    for ((out, &x), sum) in out_tail.iter_mut().zip(tail).zip(&mut sums) {
-        *sum += *out.write((x - peak).exp());
-    }
-    let sum = add_lanes(sums);
-    // SAFETY: written just now.
-    let dlogits = unsafe { &mut *(std::ptr::from_mut(dlogits) as *mut [A]) };
+    let shift = if peak == A::NEG_INFINITY { A::ZERO } else { peak };
+    (peak, sum(logits, |x| (x - shift).exp()))
+}
+
+/// Writes `weight * (softmax - onehot)`.
+#[inline(always)]
+fn gradient_row<A: Real>(
+    logits: &[A],
+    column: Option<usize>,
+    weight: A,
+    peak: A,
+    sum: A,
+    dlogits: &mut [MaybeUninit<A>],
+) {
     let scale = weight / sum;
-    for out in dlogits.iter_mut() {
-        *out = *out * scale;
+    for (out, &x) in dlogits.iter_mut().zip(logits) {
+        out.write((x - peak).exp() * scale);
     }
-    dlogits[target] = dlogits[target] - weight;
-    weight * (sum.ln() + (peak - logits[target]))
+    if let Some(column) = column {
+        // SAFETY: written just now.
+        let at_target = unsafe { dlogits[column].assume_init_mut() };
+        *at_target = *at_target - weight;
+    }
 }
 
 /// The largest element; NaNs are passed over here and show up in the exponentials.

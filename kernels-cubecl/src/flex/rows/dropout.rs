@@ -9,7 +9,7 @@ use super::{
     scalar::{Real, Scalar},
     support::*,
 };
-use crate::{DropoutSpec, philox::Philox};
+use crate::{DropoutSpec, dropout::DropRule, philox::Philox};
 
 /// `x * mask / keep`.
 pub fn apply(x: Float, spec: &DropoutSpec) -> Float {
@@ -46,13 +46,10 @@ fn apply_as<T: Scalar>(x: Float, spec: &DropoutSpec) -> Float {
     if shape.num_elements() == 0 {
         return zeros(shape, T::dtype());
     }
-    if spec.probability == 0.0 {
+    let Some(rule) = DropRule::new(spec.probability) else {
         return x.to_contiguous();
-    }
+    };
     let words = Words::new(spec);
-    // The cast saturates; only a probability within 2^-32 of 1 gets there.
-    let threshold = (spec.probability * 2f64.powi(32)).ceil() as u32;
-    let scale = T::Acc::of(1.0 / (1.0 - spec.probability));
     let x = dense(x);
     let len = block_len(&[&x]);
     let rows_each = task_rows(len);
@@ -74,7 +71,7 @@ fn apply_as<T: Scalar>(x: Float, spec: &DropoutSpec) -> Float {
                             y,
                             &mut y_scratch,
                             #[inline(always)]
-                            |y| drop_row(x, random, threshold, scale, y),
+                            |y| drop_row(x, random, rule, y),
                         );
                     }
                 },
@@ -84,9 +81,10 @@ fn apply_as<T: Scalar>(x: Float, spec: &DropoutSpec) -> Float {
 }
 
 #[inline(always)]
-fn drop_row<A: Real>(x: &[A], random: &[u32], threshold: u32, scale: A, y: &mut [MaybeUninit<A>]) {
+fn drop_row<A: Real>(x: &[A], random: &[u32], rule: DropRule, y: &mut [MaybeUninit<A>]) {
+    let scale = A::of(rule.scale);
     for ((y, &x), &word) in y.iter_mut().zip(x).zip(random) {
-        y.write(if word >= threshold { x * scale } else { A::ZERO });
+        y.write(if rule.keeps(word) { x * scale } else { A::ZERO });
     }
 }
 

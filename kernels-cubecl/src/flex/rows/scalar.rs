@@ -53,8 +53,6 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Exponential; vectorises for f32.
     fn exp(self) -> Self;
-    /// Natural logarithm.
-    fn ln(self) -> Self;
 }
 
 /// A row as memory to write to.
@@ -106,11 +104,6 @@ macro_rules! real {
             #[inline(always)]
             fn exp(self) -> Self {
                 $exp(self)
-            }
-
-            #[inline(always)]
-            fn ln(self) -> Self {
-                self.ln()
             }
         }
     };

@@ -1,0 +1,59 @@
+//! Whole modules, made alike on every rank, cut into this rank's parts.
+
+use burn::module::Param;
+use burn::nn::{Embedding, Linear};
+use burn::tensor::Tensor;
+
+use super::Features;
+use crate::{SpDevice, layout::Layout, train::ParamLayouts};
+
+/// Keeps this rank's columns of a layer whose outputs are `features`, and their biases, and lists them.
+pub fn shard_columns(layer: Linear, features: Features, device: &SpDevice, layouts: &mut ParamLayouts) -> Linear {
+    Linear {
+        weight: shard(layer.weight, 1, features, device, layouts),
+        bias: layer.bias.map(|bias| shard(bias, 0, features, device, layouts)),
+    }
+}
+
+/// Keeps this rank's rows of a layer whose inputs are `features`, and lists them. Every rank keeps the bias.
+pub fn shard_rows(layer: Linear, features: Features, device: &SpDevice, layouts: &mut ParamLayouts) -> Linear {
+    Linear {
+        weight: shard(layer.weight, 0, features, device, layouts),
+        ..layer
+    }
+}
+
+/// Keeps this rank's entries of an embedding, and lists them.
+pub fn shard_entries(
+    embedding: Embedding,
+    entries: Features,
+    device: &SpDevice,
+    layouts: &mut ParamLayouts,
+) -> Embedding {
+    Embedding {
+        weight: shard(embedding.weight, 0, entries, device, layouts),
+    }
+}
+
+/// Keeps this rank's part of a parameter, `dim` split as the features are. It has the whole one's id and is trained if
+/// that was; nothing of the whole one stays.
+#[track_caller]
+fn shard<const D: usize>(
+    param: Param<Tensor<D>>,
+    dim: usize,
+    features: Features,
+    device: &SpDevice,
+    layouts: &mut ParamLayouts,
+) -> Param<Tensor<D>> {
+    if !features.is_split(device.mesh()) {
+        return param;
+    }
+    let layout = features.on(Layout::replicated(param.dims()), dim, device.mesh());
+    layouts.list(param.id, layout.clone());
+    param.map(|whole| {
+        let (tracked, place, dtype) = (whole.is_require_grad(), whole.device(), whole.dtype());
+        let own = device.distribute(whole.detach(), &layout).into_local();
+        // Through data: a slice would be a view of the whole.
+        Tensor::from_data(own.into_data(), (&place, dtype)).set_require_grad(tracked)
+    })
+}

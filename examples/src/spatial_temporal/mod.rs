@@ -1,0 +1,12 @@
+//! Attention over the pixels of each frame, then over the frames of each pixel, of a video whose tokens are sharded: one
+//! all-to-all between the two, which is one call of [`redistribute`](burn_sp::SpTensor::redistribute).
+
+mod clips;
+mod config;
+mod model;
+mod train;
+
+pub use clips::clips;
+pub use config::{SwitchConfig, SwitchFlags};
+pub use model::{LocalAttention, SpatialTemporal, SpatialTemporalBlock, SpatialTemporalConfig};
+pub use train::{Outcome, train};
