@@ -12,7 +12,7 @@ use burn_sp_comm::{Collective, Communicator, Site};
 use kernels_cubecl::{AttentionSpec, Positions};
 
 use super::strategy::{Gradients3, Saved, cast};
-use crate::tensor::{SpBackend, Underway};
+use crate::tensor::{SpBackend, Underway, zeros};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
@@ -84,7 +84,7 @@ impl Ring {
                 let gradients = match (before, own) {
                     (Some([dk, dv]), Some([own_dk, own_dv])) => [B::float_add(dk, own_dk), B::float_add(dv, own_dv)],
                     (Some(gradients), None) | (None, Some(gradients)) => gradients,
-                    (None, None) => shapes.map(|shape| B::float_zeros(shape, &q.device(), accumulation.into())),
+                    (None, None) => shapes.map(|shape| zeros::<B>(shape, &q.device(), accumulation)),
                 };
                 travelling = Some(self.pass::<B>(gradients, site));
             }

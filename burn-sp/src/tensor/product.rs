@@ -1,15 +1,32 @@
-//! Matrix products below autodiff that take empty matrices, which Flex's do not.
+//! Below autodiff: matrix products that take empty matrices, which Flex's do not, and zeros.
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, Shape, Slice};
+
+/// Rows of a product that are computed at once.
+const CHUNK_ROWS: usize = 1024;
 
 /// `a * b` for `[m, k]` and `[k, n]`, any of which may be 0.
+///
+/// Many rows are computed some at a time: Burn 0.22's products on Flex hold their result twice for a moment, which for
+/// one of all tokens can be the most that a rank ever holds.
 pub(crate) fn product<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
     let ([m, k], [_, n]) = (a.shape().dims(), b.shape().dims());
     if m * k * n == 0 {
-        return B::float_zeros([m, n].into(), &a.device(), a.dtype().into());
+        return zeros::<B>([m, n], &a.device(), a.dtype());
     }
-    B::float_matmul(a, b)
+    if m <= CHUNK_ROWS {
+        return B::float_matmul(a, b);
+    }
+    let mut whole = zeros::<B>([m, n], &a.device(), a.dtype());
+    for start in (0..m).step_by(CHUNK_ROWS) {
+        let chunk = Slice::from(start..m.min(start + CHUNK_ROWS));
+        let part = B::float_slice(a.clone(), &[chunk, Slice::from(0..k)]);
+        let part = B::float_matmul(part, b.clone());
+        whole = B::float_slice_assign(whole, &[chunk, Slice::from(0..n)], part);
+    }
+    whole
 }
 
 /// All dimensions but the last made one: `[rows, features]`.
@@ -19,4 +36,9 @@ pub(crate) fn rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let rows = outer.iter().product();
     let features = *features;
     B::float_reshape(tensor, [rows, features].into())
+}
+
+/// Zeros. Burn 0.22's own on Flex allocate twice what they need, and copy; a tensor filled with a value does not.
+pub(crate) fn zeros<B: Backend>(shape: impl Into<Shape>, device: &Device<B>, dtype: DType) -> FloatTensor<B> {
+    B::float_full(shape.into(), 0.0.into(), device, dtype.into())
 }

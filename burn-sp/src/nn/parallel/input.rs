@@ -11,7 +11,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, TensorMetadata};
 use burn::tensor::{Float, Slice};
 
-use crate::tensor::{SpBackend, Transition, product, rows};
+use crate::tensor::{SpBackend, Transition, product, rows, zeros};
 
 /// Rows of the input's gradient that are computed at once.
 const CHUNK_ROWS: usize = 1024;
@@ -98,14 +98,14 @@ impl ColumnInput {
         let (shape, device) = (like.shape(), like.device());
         let (features, outer) = shape.as_slice().split_last().expect("a tensor with features");
         let (count, features) = (outer.iter().product::<usize>(), *features);
-        let mut sum = B::float_zeros([count, features].into(), &device, like.dtype().into());
+        let mut sum = zeros::<B>([count, features], &device, like.dtype());
         for start in (0..count).step_by(CHUNK_ROWS) {
             let chunk = start..(start + CHUNK_ROWS).min(count);
             let term = |(grad, weight): &(FloatTensor<B>, FloatTensor<B>)| {
                 let columns = grad.shape()[1];
                 // Flex fails on some views of nothing.
                 let grad = match columns {
-                    0 => B::float_zeros([chunk.len(), 0].into(), &device, grad.dtype().into()),
+                    0 => zeros::<B>([chunk.len(), 0], &device, grad.dtype()),
                     _ => B::float_slice(grad.clone(), &[Slice::from(chunk.clone()), Slice::from(0..columns)]),
                 };
                 product::<B>(grad, weight.clone())

@@ -9,7 +9,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, TensorMetadata};
 
 use super::ColumnInput;
-use crate::tensor::{SpBackend, product, rows};
+use crate::tensor::{SpBackend, product, rows, zeros};
 
 /// `x * weight` over the last dimension, which may be empty like any other.
 pub(crate) fn multiply<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
@@ -66,9 +66,9 @@ pub(crate) fn parallel_linear_autodiff<B: SpBackend, C: CheckpointStrategy>(
             let (device, dtype, last) = (grad.device(), grad.dtype(), shape.num_dims() - 1);
             shape[last] = weight.shape()[0];
             if input.leave::<B>(grad, weight) {
-                let one = B::float_zeros(vec![1; last + 1].into(), &device, dtype.into());
+                let one = zeros::<B>(vec![1; last + 1], &device, dtype);
                 let sign = match shape.num_elements() {
-                    0 => B::float_zeros(shape, &device, dtype.into()),
+                    0 => zeros::<B>(shape, &device, dtype),
                     _ => B::float_expand(one, shape),
                 };
                 grads.register::<B>(parent.id, sign);

@@ -7,7 +7,7 @@ use burn::tensor::{Float, Int, Slice};
 use super::classes::ClassGroup;
 use crate::{
     attention::cast,
-    tensor::{SpBackend, product, select},
+    tensor::{SpBackend, product, select, zeros},
 };
 
 /// How the loss of local tokens is computed.
@@ -64,9 +64,9 @@ impl TokenLossSpec {
         let (rows, features) = (hidden.shape()[0], hidden.shape()[1]);
         let device = hidden.device();
         let accumulation = weights.dtype();
-        let mut sum = B::float_zeros([1].into(), &device, accumulation.into());
-        let mut grad_hidden = wanted[0].then(|| B::float_zeros(hidden.shape(), &device, hidden.dtype().into()));
-        let mut grad_weight = wanted[1].then(|| B::float_zeros(weight.shape(), &device, accumulation.into()));
+        let mut sum = zeros::<B>([1], &device, accumulation);
+        let mut grad_hidden = wanted[0].then(|| zeros::<B>(hidden.shape(), &device, hidden.dtype()));
+        let mut grad_weight = wanted[1].then(|| zeros::<B>(weight.shape(), &device, accumulation));
         let tokens = Tokens::<B> {
             hidden,
             targets,
