@@ -1,9 +1,9 @@
-//! Whether a ring hop hides behind compute: forward and backward of ring attention on 4 ranks whose shifts take as long as the
-//! attention to one block, against shifts that take no time.
+//! Whether a ring hop hides behind compute: forward and backward of ring attention on 4 ranks whose shifts take half as long
+//! as attention to one block, against shifts that take no time.
 //!
 //! Of the 9 shifts of a rank (3 forward; 3 of keys and values and 3 of their gradients backward) only the last, which
 //! brings the gradients home, has nothing to hide behind. `cargo bench --workspace --bench overlap` measures both in
-//! turn and prints which share of the time on the links was hidden; at least 0.8 is the aim.
+//! turn and prints which share of the time on the links was hidden: 8/9 is the most, at least 0.8 the aim.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -125,14 +125,14 @@ fn main() {
     run(Duration::ZERO);
     // Forward and backward to all blocks are about 3 times forward, of 4 blocks; backward's blocks take twice as long.
     let block = run(Duration::ZERO) / 12.0;
-    let link = Duration::from_secs_f64(0.8 * block);
+    let link = Duration::from_secs_f64(0.5 * block);
     let mut seconds: [Vec<f64>; 2] = Default::default();
     let mut criterion = Criterion::default()
         .sample_size(10)
         .warm_up_time(Duration::from_millis(1))
         .measurement_time(Duration::from_secs(10))
         .configure_from_args();
-    for (name, which) in [("ring/links take no time", 0), ("ring/links take a block's time", 1)] {
+    for (name, which) in [("ring/links take no time", 0), ("ring/links take half a block", 1)] {
         criterion.bench_function(name, |bencher| {
             bencher.iter_custom(|iterations| {
                 let turn = |_| {

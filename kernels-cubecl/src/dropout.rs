@@ -24,8 +24,8 @@ pub struct DropoutSpec {
 /// The dropout mask of attention weights: that of [`DropoutSpec`] for the global tensor `[batch, heads, queries, keys]`,
 /// which is never stored.
 ///
-/// Weights are dropped after the softmax, and those that stay divided by the probability to stay; the log-sum-exp
-/// remains that of all scores. Where queries and keys lie is in [`AttentionSpec`](crate::AttentionSpec) already.
+/// Weights are dropped after the softmax, and those that stay divided by the probability to stay; the softmax
+/// statistics remain those of all scores. Where queries and keys lie is in [`AttentionSpec`](crate::AttentionSpec) already.
 #[derive(Clone, Debug)]
 pub struct AttentionDropout {
     /// Probability that a weight is dropped, in `[0, 1)`.
@@ -40,6 +40,36 @@ pub struct AttentionDropout {
     pub batch: Positions,
     /// Global positions of the local query heads.
     pub heads: Positions,
+}
+
+/// What is wrong with the mask of a tensor of shape `local` that is part of one of shape `global`, if anything is.
+pub(crate) fn check(
+    probability: f64,
+    global: &[usize],
+    positions: &[&Positions],
+    local: &[usize],
+) -> Result<(), String> {
+    if !(0.0..1.0).contains(&probability) {
+        return Err(format!("the probability is {probability}, expected one in [0, 1)"));
+    }
+    let given: Vec<usize> = positions.iter().map(|positions| positions.len()).collect();
+    if given != local {
+        return Err(format!("the positions are those of a {given:?}, expected {local:?}"));
+    }
+    if global.len() != local.len() {
+        return Err(format!(
+            "the global shape {global:?} has another number of dimensions than {local:?}"
+        ));
+    }
+    for (dim, (positions, &len)) in positions.iter().zip(global).enumerate() {
+        let end = positions.ranges().iter().map(|range| range.end).max().unwrap_or(0);
+        if end > len {
+            return Err(format!(
+                "there are positions up to {end} in dimension {dim}, past the global shape {global:?}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Which elements a random word drops, and by what the others are multiplied.

@@ -24,6 +24,10 @@ pub trait Kernels: Backend {
     ///   keep the digits that one f32 loses where scores are large.
     ///
     /// A query that sees no key gets output 0 and statistics negative infinity and 0.
+    ///
+    /// What a query does not see has no influence on it, forward and backward, whatever it holds, NaN included. NaN in
+    /// what it sees (or in itself) makes its output NaN, and its statistics if the scores are. Backward, NaN in a query
+    /// or its gradient may also reach the gradients of keys that it does not see.
     fn attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

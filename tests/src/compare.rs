@@ -103,7 +103,10 @@ impl<M: Module> Comparison<M> {
         let dtype = dtype_of(&self.module).unwrap_or(DType::F32);
         let one = MeshShape::default();
         let truth = self.launch(one, DType::F64, &body)?.remove(0);
-        let single = self.launch(one, dtype, &body)?.remove(0);
+        let single = match dtype {
+            DType::F64 => truth.clone(),
+            _ => self.launch(one, dtype, &body)?.remove(0),
+        };
         let meshes = self.meshes.iter().map(|mesh| {
             let ranks = self.launch(*mesh, dtype, &body)?;
             Ok((*mesh, self.judge(*mesh, dtype, &truth, &single, ranks)?))
@@ -195,6 +198,7 @@ impl<M: Module> Comparison<M> {
 }
 
 /// What one rank ended with.
+#[derive(Clone)]
 struct Run {
     loss: f64,
     outputs: Vec<Piece>,

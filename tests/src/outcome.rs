@@ -82,6 +82,7 @@ pub struct Outcome {
 }
 
 /// A rank's part of a named tensor.
+#[derive(Clone)]
 pub(crate) struct Piece {
     pub name: String,
     pub shape: Vec<usize>,

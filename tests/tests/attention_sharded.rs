@@ -10,8 +10,8 @@ use attention::problem::{Problem, Whole, by_definition, flex, piece, rms, rounde
 use burn::tensor::{DType, Tensor};
 use burn_sp::attention::{AttentionOptions, KvMove, Mask, attention};
 use burn_sp::layout::{Axis, Layout, MeshShape, Split};
-use burn_sp::{SpTensor, launch};
-use common::{config, f64s, mesh, noise, ranks, sequence};
+use burn_sp::{SpDevice, SpTensor, launch};
+use common::{config, contains, f64s, failure, mesh, noise, ranks, sequence};
 
 /// Meshes, and how their ring moves keys and values.
 fn meshes() -> Vec<(MeshShape, KvMove)> {
@@ -266,6 +266,39 @@ fn cross_attention_over_replicated_keys() {
     for (mesh, _) in meshes() {
         within(&run(mesh, DType::F32), &single, &truth, DType::F32, &format!("{mesh}"));
     }
+}
+
+/// Axes of one rank shard nothing, whatever a layout lists; sharded keys must be of the queries' tokens.
+#[test]
+fn keys_of_other_tokens() {
+    let of = |device: &SpDevice, tokens: usize, layout: Layout| {
+        let local: [usize; 4] = layout.local_shape(device.mesh()).try_into().expect("four dimensions");
+        assert_eq!(layout.shape()[1], tokens);
+        SpTensor::from_local(Tensor::<4>::ones(local, device.device()), layout, device)
+    };
+    ranks(mesh(1, 2, 2), |device| {
+        // Whole keys beside queries whose samples are listed as sharded over one data-parallel rank, and heads over tp.
+        let q = of(
+            &device,
+            7,
+            sequence([2, 7, 4, 2], Split::Zigzag).shard(2, Axis::Tp, Split::Contiguous),
+        );
+        let keys = of(&device, 5, Layout::replicated([2, 5, 4, 2]));
+        let out = attention(q, keys.clone(), keys, &AttentionOptions::default());
+        assert_eq!(out.global_shape(), [2, 7, 4, 2]);
+    });
+    let report = failure(mesh(1, 2, 1), |device| {
+        let q = of(&device, 8, sequence([1, 8, 2, 2], Split::Zigzag));
+        let keys = of(&device, 4, sequence([1, 4, 2, 2], Split::Zigzag));
+        attention(q, keys.clone(), keys, &AttentionOptions::default());
+    });
+    contains(
+        &report,
+        &[
+            "attention: the tokens of 4 keys",
+            "for 8 queries; give keys and values whole",
+        ],
+    );
 }
 
 /// numbers.md, on shapes that divide: elements sent by each rank and calls, forward and backward. Case 17 counts the hops.

@@ -511,9 +511,8 @@ fn tiny(family: Family, heads: usize, kv_heads: usize, dropout: f64) -> Transfor
 }
 
 fn compare(config: &TransformerConfig, batch: usize, tokens: usize, meshes: Vec<MeshShape>) {
-    let device = Device::flex();
-    device.seed(5);
-    let report = Comparison::new(config.init(&device))
+    let model = burn_sp::seeded(&Device::flex(), 5, |device| config.init(device));
+    let report = Comparison::new(model)
         .shard_by(Transformer::shard)
         .on(meshes)
         .run(|rank, model| {

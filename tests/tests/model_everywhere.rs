@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_sp::attention::{KvMove, Mask};
 use burn_sp::layout::{MeshShape, Split};
 use burn_sp::nn::DropoutKey;
+use burn_sp::seeded;
 use burn_sp::train::valid_tokens;
 use burn_sp_models::transformer::{ForwardOptions, Transformer, TransformerConfig, next_token_labels};
 use burn_sp_tests::{Comparison, Outcome, cast};
@@ -50,11 +51,10 @@ fn ids(device: &Device) -> Tensor<2, Int> {
 }
 
 fn agrees(config: &TransformerConfig, mask: &Mask, split: &Split, kv: KvMove, meshes: Vec<MeshShape>) {
-    let device = Device::flex();
-    device.seed(5);
+    let model = seeded(&Device::flex(), 5, |device| config.init(device));
     let (mask, split) = (mask.clone(), split.clone());
     let context = format!("{config:?}, {mask:?}, {split}, {kv:?}");
-    let comparison = Comparison::new(cast(config.init(&device), DType::F64))
+    let comparison = Comparison::new(cast(model, DType::F64))
         .with_factor(ROUNDINGS)
         .shard_by(Transformer::shard)
         .with_timeout(TIMEOUT)

@@ -137,9 +137,10 @@ fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>) {
     check_shapes(q.global_shape(), k.global_shape(), v.global_shape());
     for tensor in [q, k, v] {
         tensor.refuse_partial(OP);
-        check_layout(tensor.layout());
+        check_layout(&tensor.layout().without_single(tensor.mesh()));
     }
-    if k.layout().shards(0) != q.layout().shards(0) || v.layout().shards(0) != q.layout().shards(0) {
+    let samples = |tensor: &SpTensor<4>| tensor.layout().without_single(tensor.mesh()).shards(0).to_vec();
+    if samples(k) != samples(q) || samples(v) != samples(q) {
         Refusal::new(
             OP,
             format!(
@@ -166,15 +167,23 @@ fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>) {
         )
         .refuse();
     }
+    let [queries, keys] = [q, k].map(|tensor| tensor.global_shape()[TOKENS]);
+    if !k_axes.is_empty() && queries != keys {
+        Refusal::new(
+            OP,
+            format!(
+                "the tokens of {keys} keys {} are sharded, for {queries} queries",
+                k.layout()
+            ),
+            "give keys and values whole where they are of other tokens than the queries",
+        )
+        .refuse();
+    }
 }
 
 /// The axes of more than one rank that shard the tokens, with their splits.
 fn token_axes(tensor: &SpTensor<4>) -> Vec<(Axis, Split)> {
-    let shards = tensor.layout().shards(TOKENS).iter();
-    shards
-        .filter(|(axis, _)| tensor.mesh().size(*axis) > 1)
-        .cloned()
-        .collect()
+    tensor.layout().without_single(tensor.mesh()).shards(TOKENS).to_vec()
 }
 
 fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOptions) -> Strategy {

@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Float;
 use burn_sp_comm::{Collective, Communicator, Parts, Site};
 use kernels_cubecl::AttentionSpec;
 
-use super::strategy::{Gradients3, Saved, cast};
+use super::strategy::{Gradients3, Saved};
 use crate::tensor::{SpBackend, exchange};
 
 #[derive(Clone, Debug)]
@@ -34,15 +33,8 @@ impl GatherKv {
         (out.clone(), Saved { q, k, v, out, stats })
     }
 
-    pub fn backward<B: SpBackend>(
-        &self,
-        saved: Saved<B>,
-        grad: FloatTensor<B>,
-        wide: bool,
-        site: Site,
-    ) -> Gradients3<B> {
+    pub fn backward<B: SpBackend>(&self, saved: Saved<B>, grad: FloatTensor<B>, site: Site) -> Gradients3<B> {
         let Saved { q, k, v, out, stats } = saved;
-        let dtypes = [q.dtype(), k.dtype(), v.dtype()];
         let (all_k, all_v) = self.gather::<B>(k, v, site);
         // The ranks' terms of dk and dv are added in the accumulation dtype and rounded once.
         let spec = AttentionSpec {
@@ -54,16 +46,8 @@ impl GatherKv {
             dim: 1,
             parts: self.tokens.clone(),
         };
-        let mut own = exchange::<B, Float>(vec![(scatter(), dk), (scatter(), dv)], self.comm.as_ref(), site);
-        let (dv, dk) = (own.remove(1), own.remove(0));
-        if wide {
-            return (dq, dk, dv);
-        }
-        (
-            cast::<B>(dq, dtypes[0]),
-            cast::<B>(dk, dtypes[1]),
-            cast::<B>(dv, dtypes[2]),
-        )
+        let [dk, dv] = exchange::<B, Float, _>([(scatter(), dk), (scatter(), dv)], self.comm.as_ref(), site);
+        (dq, dk, dv)
     }
 
     fn gather<B: SpBackend>(
@@ -76,8 +60,7 @@ impl GatherKv {
             dim: 1,
             parts: self.tokens.clone(),
         };
-        let mut all = exchange::<B, Float>(vec![(gather(), k), (gather(), v)], self.comm.as_ref(), site);
-        let (v, k) = (all.remove(1), all.remove(0));
+        let [k, v] = exchange::<B, Float, _>([(gather(), k), (gather(), v)], self.comm.as_ref(), site);
         (k, v)
     }
 }

@@ -44,22 +44,15 @@ impl Ring {
                 });
             }
             let Some(next) = next else { break };
-            block = pair(next.wait());
+            block = next.wait();
         }
         let (out, stats) = merged.expect("the first hop is always computed");
         let out = cast::<B>(out, q.dtype());
         (out.clone(), Saved { q, k, v, out, stats })
     }
 
-    pub fn backward<B: SpBackend>(
-        &self,
-        saved: Saved<B>,
-        grad: FloatTensor<B>,
-        wide: bool,
-        site: Site,
-    ) -> Gradients3<B> {
+    pub fn backward<B: SpBackend>(&self, saved: Saved<B>, grad: FloatTensor<B>, site: Site) -> Gradients3<B> {
         let Saved { q, k, v, out, stats } = saved;
-        let dtypes = [q.dtype(), k.dtype(), v.dtype()];
         let accumulation = stats.dtype();
         let mut block = [k, v];
         let (mut sum_dq, mut home, mut travelling) = (None, None, None);
@@ -80,7 +73,7 @@ impl Ring {
                 // What the ranks behind have added to the gradients of this block, and this rank's term.
                 let before = travelling
                     .take()
-                    .map(|gradients: Underway<B, Float>| pair(gradients.wait()));
+                    .map(|gradients: Underway<B, Float, 2>| gradients.wait());
                 let gradients = match (before, own) {
                     (Some([dk, dv]), Some([own_dk, own_dv])) => [B::float_add(dk, own_dk), B::float_add(dv, own_dv)],
                     (Some(gradients), None) | (None, Some(gradients)) => gradients,
@@ -89,22 +82,15 @@ impl Ring {
                 travelling = Some(self.pass::<B>(gradients, site));
             }
             let Some(next) = next else { break };
-            block = pair(next.wait());
+            block = next.wait();
         }
         let [dk, dv] = home.expect("the first hop is always computed");
-        let [dk, dv] = match travelling.map(|gradients| pair(gradients.wait())) {
+        let [dk, dv] = match travelling.map(Underway::wait) {
             Some([others_dk, others_dv]) => [B::float_add(dk, others_dk), B::float_add(dv, others_dv)],
             None => [dk, dv],
         };
         let dq = sum_dq.expect("the first hop is always computed");
-        if wide {
-            return (dq, dk, dv);
-        }
-        (
-            cast::<B>(dq, dtypes[0]),
-            cast::<B>(dk, dtypes[1]),
-            cast::<B>(dv, dtypes[2]),
-        )
+        (dq, dk, dv)
     }
 
     /// Attention to the block that is here in this hop, unless none of its keys is seen. The rank's own block, in the
@@ -127,14 +113,14 @@ impl Ring {
         hop: usize,
         block: &[FloatTensor<B>; 2],
         site: Site,
-    ) -> Option<Underway<B, Float>> {
+    ) -> Option<Underway<B, Float, 2>> {
         (hop + 1 < self.comm.size()).then(|| self.pass::<B>(block.clone(), site))
     }
 
     /// To the next rank, in one message.
-    fn pass<B: SpBackend>(&self, tensors: [FloatTensor<B>; 2], site: Site) -> Underway<B, Float> {
+    fn pass<B: SpBackend>(&self, tensors: [FloatTensor<B>; 2], site: Site) -> Underway<B, Float, 2> {
         let transfers = tensors.map(|tensor| (Collective::Shift { by: 1 }, tensor));
-        Underway::start(transfers.into(), self.comm.as_ref(), site)
+        Underway::start(transfers, self.comm.as_ref(), site)
     }
 }
 
@@ -143,11 +129,4 @@ fn add<B: SpBackend>(sum: Option<FloatTensor<B>>, term: FloatTensor<B>) -> Float
         Some(sum) => B::float_add(sum, term),
         None => term,
     }
-}
-
-fn pair<T>(tensors: Vec<T>) -> [T; 2] {
-    let count = tensors.len();
-    tensors
-        .try_into()
-        .unwrap_or_else(|_| unreachable!("an exchange of 2 tensors returned {count}"))
 }

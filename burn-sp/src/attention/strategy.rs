@@ -61,12 +61,21 @@ impl Strategy {
         wide: bool,
         site: Site,
     ) -> Gradients3<B> {
-        match self {
+        let dtypes = [saved.q.dtype(), saved.k.dtype(), saved.v.dtype()];
+        let (dq, dk, dv) = match self {
             Strategy::Local(strategy) => strategy.backward(saved, grad, wide),
-            Strategy::GatherKv(strategy) => strategy.backward(saved, grad, wide, site),
-            Strategy::Ring(strategy) => strategy.backward(saved, grad, wide, site),
+            Strategy::GatherKv(strategy) => strategy.backward(saved, grad, site),
+            Strategy::Ring(strategy) => strategy.backward(saved, grad, site),
             Strategy::Ulysses(strategy) => strategy.backward(saved, grad, site),
+        };
+        if wide {
+            return (dq, dk, dv);
         }
+        (
+            cast::<B>(dq, dtypes[0]),
+            cast::<B>(dk, dtypes[1]),
+            cast::<B>(dv, dtypes[2]),
+        )
     }
 }
 
@@ -93,25 +102,15 @@ impl AttentionCall {
         self.strategy.forward(q, read(k), read(v), self.site)
     }
 
-    /// The gradients, in these dtypes; `held` is how many key/value heads this rank holds.
-    pub(crate) fn backward<B: SpBackend>(
-        &self,
-        saved: Saved<B>,
-        grad: FloatTensor<B>,
-        dtypes: [DType; 3],
-        held: usize,
-    ) -> Gradients3<B> {
+    /// The gradients; `held` is how many key/value heads this rank holds.
+    pub(crate) fn backward<B: SpBackend>(&self, saved: Saved<B>, grad: FloatTensor<B>, held: usize) -> Gradients3<B> {
         let (dq, dk, dv) = self.strategy.backward(saved, grad, false, self.site.backward());
         // Heads that were not read here get their gradients from other ranks.
         let all = |tensor| match &self.kv_heads {
             Some(range) => place::<B, Float>(tensor, HEADS, held, std::slice::from_ref(range)),
             None => tensor,
         };
-        (
-            cast::<B>(dq, dtypes[0]),
-            all(cast::<B>(dk, dtypes[1])),
-            all(cast::<B>(dv, dtypes[2])),
-        )
+        (dq, all(dk), all(dv))
     }
 }
 

@@ -34,19 +34,19 @@ impl Ulysses {
         v: FloatTensor<B>,
         site: Site,
     ) -> (FloatTensor<B>, Saved<B>) {
-        let packed = vec![
+        let packed = [
             (self.to_heads(&self.heads), q),
             (self.to_heads(&self.kv_heads), k),
             (self.to_heads(&self.kv_heads), v),
         ];
-        let [q, k, v] = three(exchange::<B, Float>(packed, self.comm.as_ref(), site));
+        let [q, k, v] = exchange::<B, Float, _>(packed, self.comm.as_ref(), site);
         let (out, saved) = self.inner.forward::<B>(q, k, v, site);
-        let out = exchange::<B, Float>(vec![(self.to_tokens(&self.heads), out)], self.comm.as_ref(), site).remove(0);
+        let [out] = exchange::<B, Float, _>([(self.to_tokens(&self.heads), out)], self.comm.as_ref(), site);
         (out, saved)
     }
 
     pub fn backward<B: SpBackend>(&self, saved: Saved<B>, grad: FloatTensor<B>, site: Site) -> Gradients3<B> {
-        let grad = exchange::<B, Float>(vec![(self.to_heads(&self.heads), grad)], self.comm.as_ref(), site).remove(0);
+        let [grad] = exchange::<B, Float, _>([(self.to_heads(&self.heads), grad)], self.comm.as_ref(), site);
         // Where ranks share a key/value head, the exchange adds their terms: in the accumulation dtype.
         let shared = (0..self.comm.size())
             .map(|rank| self.kv_heads.len_of(rank))
@@ -55,12 +55,12 @@ impl Ulysses {
         let dtype = saved.q.dtype();
         let (dq, dk, dv) = self.inner.backward::<B>(saved, grad, shared, site);
         let dq = super::strategy::cast::<B>(dq, dtype);
-        let packed = vec![
+        let packed = [
             (self.to_tokens(&self.heads), dq),
             (self.to_tokens(&self.kv_heads), dk),
             (self.to_tokens(&self.kv_heads), dv),
         ];
-        let [dq, dk, dv] = three(exchange::<B, Float>(packed, self.comm.as_ref(), site));
+        let [dq, dk, dv] = exchange::<B, Float, _>(packed, self.comm.as_ref(), site);
         (dq, dk, dv)
     }
 
@@ -81,11 +81,4 @@ impl Ulysses {
             scatter_parts: self.tokens.clone(),
         }
     }
-}
-
-fn three<T>(tensors: Vec<T>) -> [T; 3] {
-    let count = tensors.len();
-    tensors
-        .try_into()
-        .unwrap_or_else(|_| unreachable!("an exchange of 3 tensors returned {count}"))
 }

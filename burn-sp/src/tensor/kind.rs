@@ -7,7 +7,11 @@ use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{Bool, Float, Int, Slice, Tensor, kind::Basic};
 use burn_sp_comm::{Buffer, Collective, Communicator, Pending, Site, Transfer, raise};
 
-use super::{SpBackend, SpOps, transition::Transition};
+use super::{
+    SpBackend, SpOps,
+    product::{zeros, zeros_bool, zeros_int},
+    transition::Transition,
+};
 
 /// The operations that a layout change needs of one kind of tensor, below autodiff.
 pub(crate) trait Primitive<B: SpBackend>: Sized {
@@ -38,7 +42,7 @@ macro_rules! primitive {
             }
 
             fn zeros(shape: Vec<usize>, like: &Self::Tensor) -> Self::Tensor {
-                B::$zeros(shape.into(), &like.device(), like.dtype().into())
+                $zeros::<B>(shape, &like.device(), like.dtype())
             }
 
             fn into_buffer(tensor: Self::Tensor) -> Buffer {
@@ -58,7 +62,7 @@ primitive!(
     float_slice,
     float_slice_assign,
     float_cat,
-    float_zeros,
+    zeros,
     float_into_buffer,
     float_from_buffer
 );
@@ -68,7 +72,7 @@ primitive!(
     int_slice,
     int_slice_assign,
     int_cat,
-    int_zeros,
+    zeros_int,
     int_into_buffer,
     int_from_buffer
 );
@@ -78,7 +82,7 @@ primitive!(
     bool_slice,
     bool_slice_assign,
     bool_cat,
-    bool_zeros,
+    zeros_bool,
     bool_into_buffer,
     bool_from_buffer
 );
@@ -127,44 +131,42 @@ pub(crate) fn place<B: SpBackend, K: Primitive<B>>(
 }
 
 /// Runs one collective over several tensors, in one message. A failure unwinds to the launcher with its report.
-pub(crate) fn exchange<B: SpBackend, K: Primitive<B>>(
-    transfers: Vec<(Collective, K::Tensor)>,
+pub(crate) fn exchange<B: SpBackend, K: Primitive<B>, const N: usize>(
+    transfers: [(Collective, K::Tensor); N],
     comm: &dyn Communicator,
     site: Site,
-) -> Vec<K::Tensor> {
-    Underway::<B, K>::start(transfers, comm, site).wait()
+) -> [K::Tensor; N] {
+    Underway::<B, K, N>::start(transfers, comm, site).wait()
 }
 
 /// An [`exchange`] that has been started; the rank goes on computing until it needs the results.
-pub(crate) struct Underway<B: SpBackend, K: Primitive<B>> {
+pub(crate) struct Underway<B: SpBackend, K: Primitive<B>, const N: usize> {
     pending: Box<dyn Pending>,
     device: Device<B>,
     kind: PhantomData<K>,
 }
 
-impl<B: SpBackend, K: Primitive<B>> Underway<B, K> {
-    pub fn start(transfers: Vec<(Collective, K::Tensor)>, comm: &dyn Communicator, site: Site) -> Self {
+impl<B: SpBackend, K: Primitive<B>, const N: usize> Underway<B, K, N> {
+    pub fn start(transfers: [(Collective, K::Tensor); N], comm: &dyn Communicator, site: Site) -> Self {
         let device = transfers[0].1.device();
-        let transfers = transfers
-            .into_iter()
-            .map(|(op, tensor)| Transfer {
-                op,
-                buffer: K::into_buffer(tensor),
-            })
-            .collect();
+        let transfers = transfers.map(|(op, tensor)| Transfer {
+            op,
+            buffer: K::into_buffer(tensor),
+        });
         Self {
-            pending: comm.start(transfers, site).unwrap_or_else(|error| raise(error)),
+            pending: comm.start(transfers.into(), site).unwrap_or_else(|error| raise(error)),
             device,
             kind: PhantomData,
         }
     }
 
-    pub fn wait(self) -> Vec<K::Tensor> {
+    pub fn wait(self) -> [K::Tensor; N] {
         let buffers = self.pending.wait().unwrap_or_else(|error| raise(error));
-        buffers
-            .into_iter()
-            .map(|buffer| K::from_buffer(buffer, &self.device))
-            .collect()
+        let count = buffers.len();
+        let buffers: [Buffer; N] = buffers
+            .try_into()
+            .unwrap_or_else(|_| unreachable!("an exchange of {N} tensors returned {count}"));
+        buffers.map(|buffer| K::from_buffer(buffer, &self.device))
     }
 }
 

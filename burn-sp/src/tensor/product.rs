@@ -1,6 +1,6 @@
 //! Below autodiff: matrix products that take empty matrices, which Flex's do not, and zeros.
 
-use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, Slice};
 
@@ -41,4 +41,12 @@ pub(crate) fn rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
 /// Zeros. Burn 0.22's own on Flex allocate twice what they need, and copy; a tensor filled with a value does not.
 pub(crate) fn zeros<B: Backend>(shape: impl Into<Shape>, device: &Device<B>, dtype: DType) -> FloatTensor<B> {
     B::float_full(shape.into(), 0.0.into(), device, dtype.into())
+}
+
+pub(super) fn zeros_int<B: Backend>(shape: Vec<usize>, device: &Device<B>, dtype: DType) -> IntTensor<B> {
+    B::int_zeros(shape.into(), device, dtype.into())
+}
+
+pub(super) fn zeros_bool<B: Backend>(shape: Vec<usize>, device: &Device<B>, dtype: DType) -> BoolTensor<B> {
+    B::bool_zeros(shape.into(), device, dtype.into())
 }

@@ -52,8 +52,8 @@ impl Transition {
         use Place::{Partial, Replicate, Shard};
         let rank = self.comm.rank();
         let communicate = |tensor, op| {
-            let mut out = exchange::<B, K>(vec![(op, tensor)], self.comm.as_ref(), self.site);
-            out.remove(0)
+            let [out] = exchange::<B, K, _>([(op, tensor)], self.comm.as_ref(), self.site);
+            out
         };
         match (self.from.clone(), self.to.clone()) {
             (Replicate, Replicate) | (Partial, Partial) => tensor,

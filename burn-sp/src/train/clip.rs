@@ -75,9 +75,10 @@ struct Squares<'a> {
 
 impl ModuleVisitor for Squares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // Also without a gradient: whether the ranks of these axes add up must not depend on what one of them has.
+        let sum = self.sums.entry(self.layouts.sharded_axes(param.id)).or_default();
         if let Some(grad) = self.grads.get::<D>(param.id) {
-            let axes = self.layouts.sharded_axes(param.id);
-            *self.sums.entry(axes).or_default() += sum_of_squares(grad);
+            *sum += sum_of_squares(grad);
         }
     }
 }

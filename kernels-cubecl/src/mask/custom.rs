@@ -18,7 +18,8 @@ pub trait MaskRule: Debug + Send + Sync {
         Tile::Mixed
     }
 
-    /// The first run of keys within `keys` that `query` sees, or a first part of it; empty only if it sees none.
+    /// The first run of keys within `keys` that `query` sees, or a first part of it; empty only if it sees none. A run
+    /// that reaches beyond `keys` makes its caller panic.
     fn next_run(&self, query: usize, keys: Range<usize>) -> Range<usize> {
         let start = keys.clone().find(|&key| self.visible(query, key)).unwrap_or(keys.end);
         let end = (start..keys.end).find(|&key| !self.visible(query, key));
@@ -34,9 +35,26 @@ impl CustomMask {
     pub(super) fn new(rule: impl MaskRule + 'static) -> Self {
         Self(Arc::new(rule))
     }
+}
 
-    pub(super) fn rule(&self) -> &dyn MaskRule {
-        &*self.0
+/// The rule, with its answers checked: kernels go to memory by them.
+impl MaskRule for CustomMask {
+    fn visible(&self, query: usize, key: usize) -> bool {
+        self.0.visible(query, key)
+    }
+
+    fn tile(&self, queries: &Range<usize>, keys: &Range<usize>) -> Tile {
+        self.0.tile(queries, keys)
+    }
+
+    fn next_run(&self, query: usize, keys: Range<usize>) -> Range<usize> {
+        let run = self.0.next_run(query, keys.clone());
+        assert!(
+            run.is_empty() || keys.start <= run.start && run.end <= keys.end,
+            "mask: {:?} answers {run:?} for query {query}, expected a run within the keys asked about, {keys:?}",
+            self.0
+        );
+        run
     }
 }
 

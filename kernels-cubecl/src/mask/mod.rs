@@ -172,6 +172,9 @@ impl Mask {
     ///
     /// Together with [`tile`](Self::tile) this is all a kernel asks of a mask. Two runs may touch, so a rule may be
     /// answered piece by piece.
+    ///
+    /// # Panics
+    /// If the [`MaskRule`] of a [`Mask::Custom`] answers with keys beyond `keys`.
     pub fn next_run(&self, query: usize, keys: Range<usize>) -> Range<usize> {
         if keys.is_empty() {
             return keys;
@@ -202,7 +205,7 @@ impl Mask {
             &Mask::BlockCausal { blocks, window, sink } => question(&Banded(BlockBands { blocks, window, sink })),
             &Mask::TeacherForcing { blocks, half } => question(&TeacherForcing { blocks, half }),
             Mask::And(both) => question(&**both),
-            Mask::Custom(custom) => question(custom.rule()),
+            Mask::Custom(custom) => question(custom),
         }
     }
 }

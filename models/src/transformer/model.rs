@@ -124,11 +124,11 @@ impl Transformer {
     #[track_caller]
     pub fn logits(&self, tokens: SpTensor<2, Int>, options: &ForwardOptions) -> SpTensor<3> {
         let hidden = Gathered::new(self.forward(tokens, options));
-        hidden.product(self.output_weight(), None, self.vocabulary())
+        hidden.linear_with(self.output_weight(), None, self.vocabulary())
     }
 
     /// This rank's share of the mean cross entropy over `count` labels; see
-    /// [`token_loss`](burn_sp::train::token_loss).
+    /// [`class_parallel_loss`](burn_sp::train::class_parallel_loss).
     ///
     /// # Shapes
     /// - `tokens`, `labels`: `[batch, tokens]`; a negative label is ignored

@@ -59,9 +59,9 @@ impl Default for Run {
                 }),
                 ..ForwardOptions::default()
             },
-            dtype: DType::F32,
-            // On average these meshes are as far off as one rank (0.97 times); of thousands of quantities some draw worse.
-            factor: 2.0,
+            // Sums in another order differ by a few roundings of the largest element, and any fault by more.
+            dtype: DType::F64,
+            factor: 32.0,
         }
     }
 }
@@ -148,8 +148,6 @@ fn few_tokens() {
     for tokens in [1, 2, 3] {
         let run = Run {
             tokens,
-            // The elements of a gradient share the rounding errors of these few: fewer draws than the rule counts on.
-            factor: 3.0,
             ..Run::default()
         };
         let meshes = vec![
@@ -164,7 +162,7 @@ fn few_tokens() {
     }
 }
 
-/// Keys and values travel around the ring; another mask; half precision.
+/// Keys and values travel around the ring; another mask.
 #[test]
 fn options_of_a_run() {
     let tp = MeshShape::tp(2);
@@ -184,11 +182,29 @@ fn options_of_a_run() {
     run.compare(&llama(6, 3, 20), some());
     run.options.mask = Mask::Full;
     run.compare(&llama(6, 3, 20), some());
-    let run = Run {
-        dtype: DType::BF16,
-        ..Run::default()
-    };
-    run.compare(&llama(6, 3, 20), vec![tp, MeshShape::tp(4), MeshShape::tp(8)]);
+}
+
+/// Case 28, for whole models: on 8 ranks no further from f64 than 1.5 times what one rank is.
+#[test]
+fn narrow_models_lose_no_more_on_8_ranks() {
+    for dtype in [DType::BF16, DType::F32] {
+        let mut run = Run {
+            tokens: 257,
+            dtype,
+            factor: 1.5,
+            ..Run::default()
+        };
+        run.options.kv = KvMove::Ring;
+        let of = |ring, ulysses, tp| MeshShape {
+            dp: 1,
+            ring,
+            ulysses,
+            tp,
+        };
+        let meshes = vec![of(8, 1, 1), of(1, 8, 1), of(1, 1, 8), of(2, 2, 2), of(4, 1, 2)];
+        run.compare(&llama(8, 4, 24), meshes.clone());
+        run.compare(&gpt2(8, 24), meshes);
+    }
 }
 
 /// Gradients on a device that computes cheap operations again in backward have the same bits: no collective is repeated.
@@ -214,7 +230,9 @@ fn gradient_checkpointing_changes_nothing() {
             results.unwrap_or_else(|error| panic!("{mesh}: {error}")).remove(0)
         };
         let expected = run(Device::flex().autodiff());
-        for (path, found) in run(Device::flex().autodiff().gradient_checkpointing()) {
+        let again = run(Device::flex().autodiff().gradient_checkpointing());
+        assert!(again.keys().eq(expected.keys()), "the same parameters have gradients");
+        for (path, found) in again {
             assert!(found.same_bits(&expected[&path]), "{path}");
         }
     }
@@ -224,6 +242,8 @@ fn gradient_checkpointing_changes_nothing() {
 fn a_thousand_tokens() {
     let run = Run {
         tokens: 1001,
+        dtype: DType::F32,
+        factor: 1.5,
         ..Run::default()
     };
     run.compare(

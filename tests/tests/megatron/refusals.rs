@@ -19,7 +19,7 @@ fn ones(device: &SpDevice, shape: [usize; 3]) -> SpTensor<3> {
 fn a_module_that_was_not_sharded() {
     refused(
         &[
-            "Gathered::linear: the weight is [4, 6]",
+            "Gathered::linear_with: the weight is [4, 6]",
             "of [4, 6 / tp] holds [4, 3]: shard the module before it is used",
         ],
         |device| {
@@ -74,8 +74,8 @@ fn layouts_that_do_not_fit() {
     );
     refused(
         &[
-            "Gathered::new: the input is [1, 5, 4 / tp]",
-            "shard its tokens over Tp, inside the other axes that shard them",
+            "Gathered::new: the features of the input [1, 5, 4 / tp] are sharded",
+            "gather them first",
         ],
         |device| {
             drop(Gathered::new(

@@ -17,7 +17,7 @@ use crate::{
 ///   reduce-scatter
 ///
 /// # Panics
-/// If an id is no entry, or the embedding's weight is not this rank's part.
+/// If an id is no entry (with one tp rank, as Burn's embedding does), or the embedding's weight is not this rank's part.
 #[track_caller]
 pub fn parallel_embedding(
     embedding: &Embedding,

@@ -70,6 +70,14 @@ impl Gathered {
         const OP: &str = "Gathered::new";
         x.refuse_partial(OP);
         let (kept, layout, mesh) = x.into_parts();
+        if !layout.without_single(&mesh).shards(2).is_empty() {
+            Refusal::new(
+                OP,
+                format!("the features of the input {layout} are sharded"),
+                "gather them first with .redistribute(axis, Placement::Replicate)",
+            )
+            .refuse();
+        }
         let Placement::Shard(dim) = layout.placement(Axis::Tp) else {
             return Self {
                 whole: kept.clone(),
@@ -80,7 +88,7 @@ impl Gathered {
             };
         };
         let inner = layout.shards(dim).last().map(|(axis, _)| *axis);
-        if dim == 2 || inner != Some(Axis::Tp) {
+        if inner != Some(Axis::Tp) {
             Refusal::new(
                 OP,
                 format!("the input is {layout}"),
@@ -127,7 +135,7 @@ impl Gathered {
     #[track_caller]
     pub fn linear(&self, layer: &Linear, features: Features) -> SpTensor<3> {
         let bias = layer.bias.as_ref().map(|bias| bias.val());
-        self.product(layer.weight.val(), bias, features)
+        self.linear_with(layer.weight.val(), bias, features)
     }
 
     /// [`linear`](Self::linear) from its parameters.
@@ -135,8 +143,8 @@ impl Gathered {
     /// # Shapes
     /// - `weight`: this rank's columns `[inputs, features / tp]`, `bias`: `[features / tp]`
     #[track_caller]
-    pub fn product(&self, weight: Tensor<2>, bias: Option<Tensor<1>>, features: Features) -> SpTensor<3> {
-        const OP: &str = "Gathered::linear";
+    pub fn linear_with(&self, weight: Tensor<2>, bias: Option<Tensor<1>>, features: Features) -> SpTensor<3> {
+        const OP: &str = "Gathered::linear_with";
         let [batch, tokens, inputs] = *self.layout.shape() else {
             unreachable!("three dimensions")
         };

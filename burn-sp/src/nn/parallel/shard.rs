@@ -5,9 +5,16 @@ use burn::nn::{Embedding, Linear};
 use burn::tensor::Tensor;
 
 use super::Features;
-use crate::{SpDevice, layout::Layout, train::ParamLayouts};
+use crate::{SpDevice, layout::Layout, tensor::Refusal, train::ParamLayouts};
 
 /// Keeps this rank's columns of a layer whose outputs are `features`, and their biases, and lists them.
+///
+/// # Shapes
+/// - weight `[inputs, outputs]` -> `[inputs, outputs / tp]`, bias `[outputs]` -> `[outputs / tp]`
+///
+/// # Panics
+/// If the layer does not have that many (it may have been sharded already).
+#[track_caller]
 pub fn shard_columns(layer: Linear, features: Features, device: &SpDevice, layouts: &mut ParamLayouts) -> Linear {
     Linear {
         weight: shard(layer.weight, 1, features, device, layouts),
@@ -16,6 +23,13 @@ pub fn shard_columns(layer: Linear, features: Features, device: &SpDevice, layou
 }
 
 /// Keeps this rank's rows of a layer whose inputs are `features`, and lists them. Every rank keeps the bias.
+///
+/// # Shapes
+/// - weight `[inputs, outputs]` -> `[inputs / tp, outputs]`
+///
+/// # Panics
+/// If the layer does not have that many (it may have been sharded already).
+#[track_caller]
 pub fn shard_rows(layer: Linear, features: Features, device: &SpDevice, layouts: &mut ParamLayouts) -> Linear {
     Linear {
         weight: shard(layer.weight, 0, features, device, layouts),
@@ -24,6 +38,13 @@ pub fn shard_rows(layer: Linear, features: Features, device: &SpDevice, layouts:
 }
 
 /// Keeps this rank's entries of an embedding, and lists them.
+///
+/// # Shapes
+/// - weight `[entries, hidden]` -> `[entries / tp, hidden]`
+///
+/// # Panics
+/// If the layer does not have that many (it may have been sharded already).
+#[track_caller]
 pub fn shard_entries(
     embedding: Embedding,
     entries: Features,
@@ -47,6 +68,18 @@ fn shard<const D: usize>(
 ) -> Param<Tensor<D>> {
     if !features.is_split(device.mesh()) {
         return param;
+    }
+    if param.dims()[dim] != features.count() {
+        Refusal::new(
+            "shard",
+            format!(
+                "a parameter of {:?} has no {} features along dimension {dim}",
+                param.dims(),
+                features.count()
+            ),
+            "shard the whole module, once, by the features that it has",
+        )
+        .refuse();
     }
     let layout = features.on(Layout::replicated(param.dims()), dim, device.mesh());
     layouts.list(param.id, layout.clone());

@@ -77,8 +77,8 @@ impl ClassGroup {
     pub fn merge<B: SpBackend>(&self, own: FloatTensor<B>) -> FloatTensor<B> {
         let (ranks, rows) = (self.size(), own.shape()[1]);
         let parts = Parts::contiguous(3 * ranks, ranks);
-        let gather = vec![(Collective::AllGather { dim: 0, parts }, own)];
-        let all = exchange::<B, Float>(gather, self.comm.as_ref(), self.site).remove(0);
+        let gather = [(Collective::AllGather { dim: 0, parts }, own)];
+        let [all] = exchange::<B, Float, _>(gather, self.comm.as_ref(), self.site);
         let all = B::float_reshape(all, [ranks, 3, rows].into());
         let part = |index: usize| {
             let slices = [0..ranks, index..index + 1, 0..rows].map(Slice::from);
@@ -100,7 +100,8 @@ impl ClassGroup {
     /// Every rank's terms of the gradient of the chunk's tokens -> the sum for this rank's tokens.
     pub fn scatter<B: SpBackend>(&self, terms: FloatTensor<B>, chunk: Range<usize>) -> FloatTensor<B> {
         let parts = self.parts(&chunk);
-        let scatter = vec![(Collective::ReduceScatter { dim: 0, parts }, terms)];
-        exchange::<B, Float>(scatter, self.comm.as_ref(), self.site).remove(0)
+        let scatter = [(Collective::ReduceScatter { dim: 0, parts }, terms)];
+        let [own] = exchange::<B, Float, _>(scatter, self.comm.as_ref(), self.site);
+        own
     }
 }

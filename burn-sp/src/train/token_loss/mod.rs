@@ -80,14 +80,22 @@ pub fn class_parallel_loss(
         .into_iter()
         .flatten()
     {
-        if token_layout(other) != tokens || !hidden.layout().shards(2).is_empty() {
+        if token_layout(other) != tokens {
             Refusal::new(
                 OP,
                 format!("hidden is {} and the labels or weights {other}", hidden.layout()),
-                "shard batch and tokens of all alike, and keep the features whole",
+                "shard batch and tokens of all alike",
             )
             .refuse();
         }
+    }
+    if !hidden.layout().without_single(&mesh).shards(2).is_empty() {
+        Refusal::new(
+            OP,
+            format!("the features of hidden {} are sharded", hidden.layout()),
+            "gather them first with .redistribute(axis, Placement::Replicate)",
+        )
+        .refuse();
     }
     let whole = Layout::replicated([hidden.global_shape()[2], classes.count()]);
     classes.check_shard(OP, &weight, whole, 1, &mesh);

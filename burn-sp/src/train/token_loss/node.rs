@@ -30,8 +30,11 @@ pub(crate) fn token_loss_autodiff<B: SpBackend, C: CheckpointStrategy>(
             let upstream = grads.consume::<B>(&ops.node);
             for (parent, own) in ops.parents.into_iter().zip(ops.state) {
                 if let (Some(parent), Some(own)) = (parent, own) {
-                    let factor = B::float_reshape(cast::<B>(upstream.clone(), own.dtype()), [1, 1].into());
-                    grads.register::<B>(parent.id, B::float_mul(own, factor));
+                    let dtype = own.dtype();
+                    let factor = B::float_reshape(upstream.clone(), [1, 1].into());
+                    // In the loss's dtype: the factor itself must not be rounded to a narrower one.
+                    let scaled = B::float_mul(cast::<B>(own, factor.dtype()), factor);
+                    grads.register::<B>(parent.id, cast::<B>(scaled, dtype));
                 }
             }
         }

@@ -174,6 +174,11 @@ impl<A: Real> Heads<'_, A> {
                 let kv_head = p.spec.heads.kv_head(head);
                 self.k.load(batch, kv_head, &keys.rows, k);
                 transpose(k, dim, k_transposed);
+                // A query that sees a key that is not finite learns of it by its score; to others, 0 times NaN would
+                // bring it.
+                for x in k.iter_mut().filter(|x| !softmax::is_finite(**x)) {
+                    *x = A::ZERO;
+                }
                 self.v.load(batch, kv_head, &keys.rows, dv);
                 transpose(dv, value_dim, v_transposed);
                 dk.fill(A::ZERO);

@@ -113,6 +113,13 @@ impl<A: Real> Heads<'_, A> {
                     out,
                 }
                 .run();
+                let v = if visible.mixed && !softmax::finite(v, keys.len(), value_dim) {
+                    self.v.load(batch, kv_head, &keys.rows, v_buffer);
+                    add_apart(scores, stride, &mut v_buffer[..keys.len() * value_dim], value_dim, out);
+                    Matrix::new(v_buffer, value_dim)
+                } else {
+                    v
+                };
                 let shape = (rows, value_dim, keys.len());
                 let one = A::from_f64(1.0);
                 product(shape, Store::Add, out, value_dim, one, Matrix::new(scores, stride), v);
@@ -126,8 +133,9 @@ impl<A: Real> Heads<'_, A> {
         let p = &self.p;
         for (i, token) in queries.rows.clone().enumerate() {
             let row = &mut out[i * p.value_dim..(i + 1) * p.value_dim];
-            // A row that saw nothing stays 0, its maximum negative infinity and its logarithm 0.
-            if sum[i] > A::ZERO {
+            // A row that saw nothing stays 0, its maximum negative infinity and its logarithm 0. A sum that is NaN makes
+            // the row NaN, even if dropout took the weights that are.
+            if sum[i] != A::ZERO {
                 let inverse = A::from_f64(1.0) / sum[i];
                 row.iter_mut().for_each(|x| *x *= inverse);
                 sum[i] = sum[i].ln();
@@ -142,5 +150,22 @@ impl<A: Real> Heads<'_, A> {
             self.stats.store(start, max);
             self.stats.store(p.batch * p.heads * p.queries + start, sum);
         }
+    }
+}
+
+/// Adds values that are not finite to the outputs of the queries that see them, and sets them to 0 for the product of
+/// all queries and keys, in which 0 times NaN would bring them to queries that do not.
+fn add_apart<A: Real>(weights: &[A], stride: usize, values: &mut [A], width: usize, out: &mut [A]) {
+    for (key, value) in values.chunks_exact_mut(width).enumerate() {
+        if value.iter().all(|&x| softmax::is_finite(x)) {
+            continue;
+        }
+        for (out, weights) in out.chunks_exact_mut(width).zip(weights.chunks(stride)) {
+            if weights[key] != A::ZERO {
+                let pairs = out.iter_mut().zip(value.iter());
+                pairs.for_each(|(out, &x)| *out += weights[key] * x);
+            }
+        }
+        value.fill(A::ZERO);
     }
 }

@@ -1,9 +1,10 @@
 //! Fused attention on the CPU, forward with softmax statistics and backward, in memory linear in the sequence.
 //!
 //! The score matrix is cut into tiles ([`blocks`]) that fit into a core's cache. Forward keeps a running softmax
-//! ([`softmax::Online`]) while it walks along a row of tiles; backward computes each tile again from the log-sum-exp.
-//! Tiles that the mask hides altogether cost nothing. [`rows`] alone knows strides and dtypes: everything else
-//! computes in f32, or f64 for f64 inputs, on small row-major matrices.
+//! ([`softmax::Online`]) while it walks along a row of tiles; backward computes each tile again from two statistics of
+//! each row, its largest score and the logarithm of the sum of its weights relative to it. Tiles that the mask hides
+//! altogether cost nothing. [`rows`] alone knows strides and dtypes: everything else computes in f32, or f64 for f64
+//! inputs, on small row-major matrices.
 
 mod backward;
 mod blocks;

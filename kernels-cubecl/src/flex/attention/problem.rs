@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 use super::rows::accumulator;
-use crate::{AttentionDropout, AttentionSpec};
+use crate::{AttentionSpec, dropout};
 
 /// The sizes of one call, known to fit together.
 #[derive(Clone, Copy)]
@@ -76,8 +76,15 @@ impl<'a> Problem<'a> {
                 positions.len()
             );
         }
-        if let Some(dropout) = &spec.dropout {
-            check_dropout(dropout, [batch, heads], spec).unwrap_or_else(|wrong| panic!("{}: {wrong}", given()));
+        if let Some(mask) = &spec.dropout {
+            let positions = [&mask.batch, &mask.heads, &spec.q_positions, &spec.k_positions];
+            dropout::check(
+                mask.probability,
+                &mask.shape,
+                &positions,
+                &[batch, heads, queries, keys],
+            )
+            .unwrap_or_else(|wrong| panic!("{}: dropout: {wrong}", given()));
         }
         Self {
             batch,
@@ -133,33 +140,6 @@ impl<'a> Problem<'a> {
     pub fn one_to_one(&self) -> bool {
         self.heads == self.kv_heads && (0..self.kv_heads).all(|head| self.readers(head) == (head..head + 1))
     }
-}
-
-fn check_dropout(dropout: &AttentionDropout, local: [usize; 2], spec: &AttentionSpec) -> Result<(), String> {
-    if !(0.0..1.0).contains(&dropout.probability) {
-        let probability = dropout.probability;
-        return Err(format!(
-            "the dropout probability is {probability}; expected one in [0, 1)"
-        ));
-    }
-    let given = [dropout.batch.len(), dropout.heads.len()];
-    if given != local {
-        return Err(format!(
-            "dropout has positions for [batch, heads] {given:?}; expected {local:?}"
-        ));
-    }
-    let positions = [&dropout.batch, &dropout.heads, &spec.q_positions, &spec.k_positions];
-    for (dim, (positions, len)) in positions.into_iter().zip(dropout.shape).enumerate() {
-        let end = positions.ranges().iter().map(|range| range.end).max().unwrap_or(0);
-        if end > len {
-            return Err(format!(
-                "positions up to {end} in dimension {dim} of dropout's [batch, heads, queries, keys] {:?}; \
-                 expected none past it",
-                dropout.shape
-            ));
-        }
-    }
-    Ok(())
 }
 
 fn describe(tensor: &FlexTensor) -> String {

@@ -3,7 +3,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::{blocks::KEYS, dropout::DropoutTile, real::Real};
+use super::{blocks::KEYS, dropout::DropoutTile, gemm::Matrix, real::Real};
 
 /// Elements handled at once: one AVX-512 register of f32, two of f64.
 const LANES: usize = 16;
@@ -22,7 +22,7 @@ pub struct Online<'a, A> {
     pub columns: usize,
     /// Drops weights once they are summed.
     pub dropout: Option<DropoutTile>,
-    /// Largest score so far, a row; negative infinity while nothing was seen.
+    /// Largest score so far, a row; negative infinity while nothing was seen, NaN where only NaN was.
     pub max: &'a mut [A],
     /// Sum of the weights so far, a row.
     pub sum: &'a mut [A],
@@ -52,6 +52,11 @@ impl<A: Real> WithSimd for Online<'_, A> {
             let old = self.max[i];
             let new = largest(row, old);
             if new == A::NEG_INFINITY {
+                // No score is larger, so that one of another value is NaN.
+                if row.iter().any(|&x| x != A::NEG_INFINITY) {
+                    self.max[i] = A::from_f64(f64::NAN);
+                    self.sum[i] = self.max[i];
+                }
                 row.fill(A::ZERO);
                 continue;
             }
@@ -138,8 +143,11 @@ impl<A: Real> WithSimd for Gradient<'_, A> {
             }
             for (weights, grads) in weights.chunks_exact_mut(LANES).zip(grads.chunks_exact_mut(LANES)) {
                 for (weight, grad) in weights.iter_mut().zip(grads) {
-                    *weight = (*weight - largest - log_sum).exp::<S>();
-                    *grad = *weight * (*grad - delta);
+                    // By name, not by 0 times the gradient, which a hidden value may have made NaN.
+                    let hidden = *weight == A::NEG_INFINITY;
+                    let seen = (*weight - largest - log_sum).exp::<S>();
+                    *grad = if hidden { A::ZERO } else { seen * (*grad - delta) };
+                    *weight = if hidden { A::ZERO } else { seen };
                 }
             }
             // Only now: the softmax is differentiated at the weights it gave.
@@ -170,4 +178,29 @@ pub fn dot<A: Real>(a: &[A], b: &[A]) -> A {
     }
 
     Arch::new().dispatch(Dot(a, b))
+}
+
+/// Whether the first `rows` rows of `width` numbers are all finite.
+pub fn finite<A: Real>(matrix: Matrix<A>, rows: usize, width: usize) -> bool {
+    struct Finite<'a, A>(Matrix<'a, A>, usize, usize);
+
+    impl<A: Real> WithSimd for Finite<'_, A> {
+        type Output = bool;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, _: S) -> bool {
+            let Self(matrix, rows, width) = self;
+            (0..rows).all(|row| {
+                let row = &matrix.data[row * matrix.stride..][..width];
+                row.iter().fold(true, |all, &x| all & is_finite(x))
+            })
+        }
+    }
+
+    Arch::new().dispatch(Finite(matrix, rows, width))
+}
+
+#[inline(always)]
+pub fn is_finite<A: Real>(x: A) -> bool {
+    x * A::ZERO == A::ZERO
 }

@@ -9,35 +9,18 @@ use super::{
     scalar::{Real, Scalar},
     support::*,
 };
-use crate::{DropoutSpec, dropout::DropRule, philox::Philox};
+use crate::{
+    DropoutSpec, Positions,
+    dropout::{self, DropRule},
+    philox::Philox,
+};
 
 /// `x * mask / keep`.
 pub fn apply(x: Float, spec: &DropoutSpec) -> Float {
-    assert!(
-        (0.0..1.0).contains(&spec.probability),
-        "dropout: the probability is {}, expected one in [0, 1)",
-        spec.probability
-    );
     let shape = x.shape();
-    let local: Vec<usize> = spec.positions.iter().map(|positions| positions.len()).collect();
-    assert!(
-        local == shape.as_slice(),
-        "dropout: x has shape {:?}, but the spec has positions for {local:?}",
-        shape.as_slice()
-    );
-    assert!(
-        spec.shape.len() == local.len(),
-        "dropout: the spec's global shape {:?} has another number of dimensions than x, {local:?}",
-        spec.shape
-    );
-    for (dim, positions) in spec.positions.iter().enumerate() {
-        let end = positions.ranges().iter().map(|range| range.end).max().unwrap_or(0);
-        assert!(
-            end <= spec.shape[dim],
-            "dropout: the spec has positions up to {end} in dimension {dim}, past its global shape {:?}",
-            spec.shape
-        );
-    }
+    let positions: Vec<&Positions> = spec.positions.iter().collect();
+    dropout::check(spec.probability, &spec.shape, &positions, shape.as_slice())
+        .unwrap_or_else(|wrong| panic!("dropout: {wrong} (x is {:?} {:?})", x.dtype(), shape.as_slice()));
     by_dtype!("dropout", x.dtype(), apply_as(x, spec))
 }
 
