@@ -230,8 +230,9 @@ fn seconds_are_those_spent_waiting() {
     .unwrap();
     let [waited, came_late]: [Counter; 2] = counters.try_into().unwrap();
     let pause = PAUSE.as_secs_f64();
+    // The pause, less what this rank's thread was slow to start.
     assert!(
-        waited.seconds > 0.9 * pause && waited.seconds < 1.8 * pause,
+        waited.seconds > 0.5 * pause && waited.seconds < 1.8 * pause,
         "{waited:?}"
     );
     assert!(came_late.seconds < 0.8 * pause, "{came_late:?}");

@@ -7,8 +7,9 @@ use std::time::Duration;
 use burn::tensor::Device;
 use burn_sp::LaunchConfig;
 use burn_sp::attention::{KvMove, Mask};
-use burn_sp::layout::{AttentionWorkload, Links, MeshChoice, MeshShape, Split};
+use burn_sp::layout::{AttentionWorkload, Links, MeshChoice, MeshShape};
 use burn_sp_models::transformer::TransformerConfig;
+use indicatif::HumanCount;
 use serde::{Deserialize, Serialize};
 
 use crate::flags::{DeviceKind, Engine, Kv, ModelFlags, RunFlags, Shape, TrainFlags};
@@ -19,6 +20,9 @@ const VOCABULARY: usize = 256;
 
 /// Elements are f32.
 const ELEMENT_BYTES: usize = 4;
+
+/// Of a sequence, 2^27: choosing a mesh asks the mask about each of them, which takes a second for so many.
+const MAX_TOKENS: usize = 1 << 27;
 
 /// What every program needs to know of a run. Its fields have the names of the flags, so that a report's `config` can
 /// be given to `--config`.
@@ -85,6 +89,11 @@ impl RunFlags {
     pub fn resolve(&self, choose: impl FnOnce(&RunConfig) -> Option<MeshChoice>) -> Result<RunConfig, InputError> {
         check_report(self.report.as_deref())?;
         let given = self.mesh()?;
+        let seq_len = at_least_one("--seq-len", self.seq_len, 1024)?;
+        if seq_len > MAX_TOKENS {
+            let most = HumanCount(MAX_TOKENS as u64);
+            return refuse(format!("--seq-len {seq_len}: use at most {most} tokens"));
+        }
         let mut config = RunConfig {
             engine: self.engine.unwrap_or_default(),
             device: self.device.unwrap_or_default(),
@@ -94,7 +103,7 @@ impl RunFlags {
             ulysses: 1,
             tp: 1,
             kv: self.kv.unwrap_or_default(),
-            seq_len: at_least_one("--seq-len", self.seq_len, 1024)?,
+            seq_len,
             batch: at_least_one("--batch", self.batch, 2)?,
             accumulate: at_least_one("--accumulate", self.accumulate, 1)?,
             steps: at_least_one("--steps", self.steps, 60)?,
@@ -166,7 +175,8 @@ impl RunFlags {
 }
 
 impl RunConfig {
-    /// Every rank needs a token: Burn's layers do not take empty tensors.
+    /// Every rank needs a sequence and a token. Not every operation of Burn takes an empty tensor: `reshape` reads a
+    /// length of 0 as "as it was", and a `dp` rank without sequences has nothing to multiply.
     fn check_shares(&self) -> Result<(), InputError> {
         if self.batch < self.dp {
             return refuse(format!(
@@ -174,11 +184,8 @@ impl RunConfig {
                 self.batch, self.dp, self.dp
             ));
         }
-        // A sequence is split zigzag over ring, and a rank's share of that further over ulysses and tp.
-        let ring = Split::Zigzag.parts(self.seq_len, self.ring);
-        let fewest = (0..self.ring).map(|rank| ring.len_of(rank)).min().unwrap_or(0);
-        if fewest < self.ulysses * self.tp {
-            let sequence = MeshShape { dp: 1, ..self.mesh() };
+        let sequence = self.mesh().with_dp(1);
+        if !sequence.fits(self.seq_len) {
             return refuse(format!(
                 "--seq-len {} on {} ranks ({sequence}): a rank would have no token; use --seq-len {} at least",
                 self.seq_len,
@@ -272,7 +279,7 @@ impl TrainFlags {
         let kv_heads = at_least_one("--kv-heads", kv_heads, heads)?;
         let run = self.run.resolve(|run| {
             let workload = AttentionWorkload {
-                batch: run.batch,
+                batch: run.batch.saturating_mul(run.accumulate),
                 tokens: run.seq_len,
                 heads,
                 kv_heads,

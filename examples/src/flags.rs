@@ -85,7 +85,7 @@ pub struct RunFlags {
     #[arg(long, value_enum)]
     pub device: Option<DeviceKind>,
 
-    /// Tokens of a sequence [default: 1024]
+    /// Tokens of a sequence, at most 134217728 [default: 1024]
     #[arg(long, value_name = "N")]
     pub seq_len: Option<usize>,
 

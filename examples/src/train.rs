@@ -13,7 +13,6 @@ use burn_sp_models::transformer::{ForwardOptions, Transformer, tokens_and_labels
 
 use crate::RunError;
 use crate::config::{RunConfig, TrainConfig};
-use crate::flags::DeviceKind;
 use crate::memory;
 use crate::meter::{Figures, Meter};
 use crate::progress::Progress;
@@ -38,7 +37,7 @@ pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunErr
     memory::unranked_work_for_rank_0(run.ranks == 1);
     memory::unranked().reset_peak();
 
-    let device = plain_device(run.device).autodiff();
+    let device = run.burn_device().autodiff();
     let model = build(config, &device);
     let parameters = model.num_params();
     progress.line(&run.mesh_line());
@@ -53,12 +52,6 @@ pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunErr
     })?;
     progress.finish();
     Ok(report(config, outcomes))
-}
-
-fn plain_device(kind: DeviceKind) -> Device {
-    match kind {
-        DeviceKind::Flex => Device::flex(),
-    }
 }
 
 /// The initial model: a function of the seed.
@@ -119,9 +112,7 @@ impl<'a> Rank<'a> {
                 seconds: start.elapsed().as_secs_f64(),
                 tokens: self.run.tokens_per_step(),
             };
-            if !(loss.is_finite() && grad_norm.is_finite()) {
-                self.give_up(&done);
-            }
+            give_up_if_diverged(&self.device, &done, self.config.lr);
             if first {
                 progress.step(&done);
             }
@@ -206,17 +197,18 @@ impl<'a> Rank<'a> {
             .map(|(tokens, labels)| model.loss(tokens, &labels, count, &self.options(None)).value());
         losses.sum()
     }
+}
 
-    /// Every rank sees the same loss and norm, so every rank comes here.
-    fn give_up(&self, step: &Step) -> ! {
-        raise(CommError::failed(
-            self.device.rank(),
-            format!(
-                "step {}: the loss is {} and the gradient norm {}; a smaller --lr (now {:?}) may help",
-                step.step, step.loss, step.grad_norm, self.config.lr
-            ),
-        ))
+/// Ends the run if a step's loss or gradient norm is not finite. Every rank sees the same two, so every rank ends it.
+pub(crate) fn give_up_if_diverged(device: &SpDevice, step: &Step, lr: f64) {
+    if step.loss.is_finite() && step.grad_norm.is_finite() {
+        return;
     }
+    let what = format!(
+        "step {}: the loss is {} and the gradient norm {}; a smaller --lr (now {lr:?}) may help",
+        step.step, step.loss, step.grad_norm
+    );
+    raise(CommError::failed(device.rank(), what))
 }
 
 fn report(config: &TrainConfig, outcomes: Vec<Outcome>) -> Report {

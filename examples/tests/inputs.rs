@@ -78,6 +78,11 @@ fn what_flags_cannot_say() {
         ("--hidden 24 --heads 8", "head_dim 3 is odd"),
         ("--dropout 1", "dropout 1"),
         ("--seq-len many", "--seq-len"),
+        (
+            "--seq-len 10000000000",
+            "--seq-len 10000000000: use at most 134,217,728 tokens",
+        ),
+        ("--seq-len 134217729 --ulysses 2", "at most 134,217,728 tokens"),
         ("--seq-length 5", "--seq-len"),
         ("--report /no/such/folder/report.json", "/no/such/folder is no folder"),
         ("--config /no/such/file.json", "/no/such/file.json"),
@@ -148,7 +153,13 @@ fn a_mesh_for_the_ranks_is_chosen_and_explained() {
         ("--ranks 1", "mesh: one rank (chosen: nothing to split)"),
         (
             "--ranks 4",
-            "mesh: ulysses 4 (chosen: 8 heads split evenly; it sends 3.0 MiB a layer and rank",
+            "mesh: ulysses 4 (chosen: 8 heads split evenly; it sends 3.0 MiB a layer, rank and step, the next best, \
+             ring 2 x ulysses 2, 5.0 MiB)",
+        ),
+        // Of a step, so of all its micro-steps.
+        (
+            "--ranks 4 --batch 1 --accumulate 4",
+            "mesh: ulysses 4 (chosen: 8 heads split evenly; it sends 6.0 MiB a layer, rank and step",
         ),
         ("--ranks 5", "mesh: ring 5 (chosen: it sends"),
         (

@@ -12,15 +12,15 @@ use burn_sp_examples::InputError;
 use burn_sp_examples::flags;
 use burn_sp_examples::progress::Progress;
 use burn_sp_examples::spatial_temporal::{
-    SpatialTemporal, SpatialTemporalConfig, SwitchConfig, SwitchFlags, clips, train,
+    SpatialTemporalConfig, SpatialTemporalFlags, SpatialTemporalModel, SpatialTemporalModelConfig, clips, train,
 };
 use burn_sp_tests::{Comparison, Outcome, cast};
 
 const HIDDEN: usize = 8;
 const LAYERS: usize = 2;
 
-fn model(dtype: DType) -> SpatialTemporal {
-    let config = SpatialTemporalConfig::new(HIDDEN, 2).with_layers(LAYERS);
+fn model(dtype: DType) -> SpatialTemporalModel {
+    let config = SpatialTemporalModelConfig::new(HIDDEN, 2).with_layers(LAYERS);
     let device = Device::flex().autodiff();
     cast(burn_sp::seeded(&device, 3, |device| config.init(device)), dtype).train()
 }
@@ -117,7 +117,7 @@ fn tokens_that_an_attention_would_miss_are_refused() {
         };
         let config = LaunchConfig::new(mesh).with_timeout(Duration::from_secs(20));
         let error = launch(&config, &Device::flex(), |device: SpDevice| {
-            let model = device.seeded(3, |device| SpatialTemporalConfig::new(HIDDEN, 2).init(device));
+            let model = device.seeded(3, |device| SpatialTemporalModelConfig::new(HIDDEN, 2).init(device));
             let layout = Layout::replicated(shape).shard(dim, axis, Split::Contiguous);
             let x: SpTensor<4> = device.distribute(Tensor::ones(shape, device.device()), &layout);
             model.forward(x);
@@ -130,9 +130,9 @@ fn tokens_that_an_attention_would_miss_are_refused() {
     }
 }
 
-fn resolve(line: &str) -> Result<SwitchConfig, InputError> {
+fn resolve(line: &str) -> Result<SpatialTemporalConfig, InputError> {
     let arguments = std::iter::once("spatial-temporal").chain(line.split_whitespace());
-    let flags: SwitchFlags = flags::parse(arguments.map(OsString::from))?;
+    let flags: SpatialTemporalFlags = flags::parse(arguments.map(OsString::from))?;
     flags.resolve()
 }
 
@@ -141,6 +141,7 @@ fn what_the_program_cannot_do() {
     for (line, expected) in [
         ("--ring 2", "use --ulysses 2"),
         ("--tp 2", "use --ulysses 2"),
+        ("--kv gather", "no keys and values travel here"),
         ("--accumulate 2", "use --batch"),
         ("--seq-len 100 --frames 16", "use --seq-len 112"),
         ("--frames 0", "--frames 0"),
@@ -151,6 +152,33 @@ fn what_the_program_cannot_do() {
     ] {
         let error = resolve(line).expect_err(line).to_string();
         assert!(error.contains(expected) && !error.contains('\n'), "{line}: {error}");
+    }
+}
+
+#[test]
+fn the_configuration_of_a_report_can_be_given() {
+    let mut config = resolve("--ranks 2 --frames 4 --seq-len 32").unwrap();
+    let flags: SpatialTemporalFlags = serde_json::from_value(serde_json::to_value(&config).unwrap()).unwrap();
+    config.run.chosen = None;
+    assert_eq!(flags.resolve(), Ok(config));
+}
+
+#[test]
+fn the_reason_of_the_mesh_is_true() {
+    let line = |line| resolve(line).unwrap().run.mesh_line();
+    assert_eq!(line("--ranks 1"), "mesh: one rank (chosen: nothing to split)");
+    assert_eq!(
+        line("--ranks 2"),
+        "mesh: ulysses 2 (chosen: the axis over which tokens change hands)"
+    );
+}
+
+#[test]
+fn a_run_that_diverges_says_by_what() {
+    let config = resolve("--frames 4 --seq-len 32 --hidden 16 --heads 2 --lr 1e30 --timeout 20").unwrap();
+    let error = train(&config, &Progress::quiet()).unwrap_err().to_string();
+    for words in ["step 2: the loss is", "and the gradient norm", "--lr (now 1e30)"] {
+        assert!(error.contains(words), "{words}: {error}");
     }
 }
 
@@ -169,18 +197,21 @@ fn the_program_compares_one_rank_with_several() {
             assert!((one - many.loss).abs() <= 1e-4 * one, "{mesh}: {one} and {}", many.loss);
         }
         assert!(steps[7].loss < steps[0].loss, "{steps:?}");
-        let ((calls, bytes), (four_calls, four_bytes)) = (outcome.exchanged(), outcome.four_an_attention());
-        assert_eq!((calls, four_calls), (8.0, 32.0));
-        assert!(!divides || 4.0 * bytes == four_bytes, "{bytes} and {four_bytes}");
+        let ((calls, bytes), (more_calls, more_bytes)) = (outcome.exchanged(), outcome.around_each_attention());
+        assert_eq!((calls, more_calls), (8.0, 16.0));
+        assert!(!divides || 4.0 * bytes == more_bytes, "{bytes} and {more_bytes}");
         let summary = outcome.summary();
         for words in [
             "loss on one rank",
             "one between them, as counted",
-            "four around each, as computed",
+            "two around each, as computed",
         ] {
             assert!(summary.contains(words), "{words}: {summary}");
         }
     }
     let alone = train(&resolve(&format!("{tiny} --ranks 1")).unwrap(), &Progress::quiet()).unwrap();
-    assert_eq!((alone.exchanged(), alone.four_an_attention()), ((0.0, 0.0), (0.0, 0.0)));
+    assert_eq!(
+        (alone.exchanged(), alone.around_each_attention()),
+        ((0.0, 0.0), (0.0, 0.0))
+    );
 }

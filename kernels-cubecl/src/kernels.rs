@@ -25,9 +25,9 @@ pub trait Kernels: Backend {
     ///
     /// A query that sees no key gets output 0 and statistics negative infinity and 0.
     ///
-    /// What a query does not see has no influence on it, forward and backward, whatever it holds, NaN included. NaN in
-    /// what it sees (or in itself) makes its output NaN, and its statistics if the scores are. Backward, NaN in a query
-    /// or its gradient may also reach the gradients of keys that it does not see.
+    /// A key and a query that does not see it have no influence on each other's results, forward and backward, whatever
+    /// q, k and v hold there, NaN included. NaN in a query or in a key that it sees makes its output and log-sum-exp NaN;
+    /// NaN in an element of a value makes that element of its output NaN.
     fn attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -37,6 +37,7 @@ pub trait Kernels: Backend {
 
     /// Gradients `(dq, dk, dv)` of `sum(out * grad_out)`, in the dtypes of `q`, `k`, `v` (in the accumulation dtype
     /// if `spec.wide`). `out` and `stats` may come from a larger set of keys than `k` (a ring merges them first).
+    /// `grad_out` must be finite: NaN there may also reach the gradients of values that the query does not see.
     fn attention_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

@@ -12,6 +12,8 @@ mod invariants;
 mod masks;
 #[path = "attention/merging.rs"]
 mod merging;
+#[path = "attention/nan.rs"]
+mod nan;
 #[path = "attention/refusals.rs"]
 mod refusals;
 #[path = "attention/support.rs"]

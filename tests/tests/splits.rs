@@ -139,8 +139,17 @@ fn teacher_forcing_keeps_both_halves_of_a_frame_together() {
             for padding in [0, 3] {
                 let len = 2 * half + padding;
                 let split = Split::balanced(&mask, len, ranks);
-                tokens(&split, len, ranks);
+                let most = if padding > 0 { 3 } else { 2 };
+                assert!(spread(&tokens(&split, len, ranks)) <= most, "{half} on {ranks}");
                 let parts = split.parts(len, ranks);
+                let noisy = |rank| {
+                    let own = parts.of(rank).iter().cloned().flatten();
+                    own.filter(|at| (half..2 * half).contains(at)).count()
+                };
+                assert!(
+                    spread(&(0..ranks).map(noisy).collect::<Vec<_>>()) <= 1,
+                    "{half} on {ranks}"
+                );
                 for rank in 0..ranks {
                     let own: Vec<usize> = parts.of(rank).iter().cloned().flatten().collect();
                     let clean: Vec<usize> = own.iter().filter(|at| **at < half).map(|at| at + half).collect();
@@ -148,6 +157,15 @@ fn teacher_forcing_keeps_both_halves_of_a_frame_together() {
                     assert_eq!(clean, noisy.collect::<Vec<_>>(), "rank {rank} of {ranks}, {half}");
                 }
             }
+        }
+        // Too short for both halves: equally many tokens, as under any mask.
+        for len in 0..20 {
+            let mask = Mask::TeacherForcing {
+                blocks: Blocks::new(3),
+                half: len / 2 + 1,
+            };
+            let split = Split::balanced(&mask, len, ranks);
+            assert!(spread(&tokens(&split, len, ranks)) <= 1, "{len} on {ranks}");
         }
         // Whole blocks in every chunk: exactly balanced.
         let half = 4 * ranks;

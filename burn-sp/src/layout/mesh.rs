@@ -64,6 +64,21 @@ impl MeshShape {
         Self { dp: ranks, ..self }
     }
 
+    /// The same mesh with `ranks` ranks on the ring axis.
+    pub fn with_ring(self, ranks: usize) -> Self {
+        Self { ring: ranks, ..self }
+    }
+
+    /// The same mesh with `ranks` ranks on the ulysses axis.
+    pub fn with_ulysses(self, ranks: usize) -> Self {
+        Self { ulysses: ranks, ..self }
+    }
+
+    /// The same mesh with `ranks` ranks on the tensor-parallel axis.
+    pub fn with_tp(self, ranks: usize) -> Self {
+        Self { tp: ranks, ..self }
+    }
+
     /// Ranks on an axis.
     pub fn size(&self, axis: Axis) -> usize {
         match axis {
@@ -86,6 +101,13 @@ impl MeshShape {
             None if self.ranks() != ranks => Err(MeshError::Product { mesh: *self, ranks }),
             None => Ok(()),
         }
+    }
+
+    /// Whether every rank owns a token of a sequence of so many, as it does exactly if there are as many as ranks that
+    /// share the sequence. `ring` splits it contiguous or zigzag, `ulysses` a rank's share of that, and `tp` a share of
+    /// that.
+    pub fn fits(&self, tokens: usize) -> bool {
+        tokens >= self.with_dp(1).ranks()
     }
 
     /// The coordinate of a rank on an axis: `tp` varies fastest, `dp` slowest.
@@ -209,6 +231,7 @@ impl fmt::Debug for Mesh {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Split;
 
     #[test]
     fn tp_varies_fastest() {
@@ -228,21 +251,29 @@ mod tests {
     }
 
     #[test]
+    fn a_mesh_fits_if_every_rank_has_a_token() {
+        for tokens in 0..=40 {
+            for (split, ring) in [Split::Contiguous, Split::Zigzag]
+                .iter()
+                .flat_map(|split| (1..=5).map(move |ring| (split, ring)))
+            {
+                for (ulysses, tp) in (1..=4).flat_map(|ulysses| (1..=3).map(move |tp| (ulysses, tp))) {
+                    let mesh = MeshShape::ring(ring).with_ulysses(ulysses).with_tp(tp).with_dp(2);
+                    let rings = split.parts(tokens, ring);
+                    let fewest = (0..ring).map(|rank| rings.len_of(rank) / ulysses / tp).min();
+                    assert_eq!(mesh.fits(tokens), fewest > Some(0), "{tokens} on {mesh}, {split}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_mesh_of_the_wrong_size_says_what_would_work() {
         let error = MeshShape::ulysses(4).check(3).unwrap_err().to_string();
         assert_eq!(
             error,
             "mesh: ulysses 4 needs 4 ranks, but 3 were given; make the product of the axes equal the ranks"
         );
-        assert!(
-            MeshShape {
-                tp: 0,
-                ..Default::default()
-            }
-            .check(1)
-            .unwrap_err()
-            .to_string()
-            .contains("tp is 0")
-        );
+        assert!(MeshShape::tp(0).check(1).unwrap_err().to_string().contains("tp is 0"));
     }
 }

@@ -65,18 +65,23 @@ impl Split {
         Split::Explicit(Parts::new(owned.into_iter().map(joined).collect()))
     }
 
-    /// The split under which the busiest rank has the least attention to compute under a mask, of those that suit one
-    /// and leave ranks with equally many tokens (up to one): contiguous, zigzag, and zigzag by document for packed
-    /// documents. Of equals the first.
+    /// The split under which the busiest rank has the least attention to compute under a mask, of those that suit one:
+    /// contiguous, zigzag, and zigzag by document for packed documents; of equals the first. Two ranks differ by at most
+    /// one token.
     ///
-    /// Under teacher forcing a rank owns the clean *and* the noisy tokens of the same frames, zigzag over the frames, so
-    /// that loss-bearing tokens are balanced too.
+    /// Under teacher forcing, if `len` holds both halves, it is zigzag over the tokens of a half and the same again over
+    /// the other, so that a rank owns a clean token *and* its noisy twin, and tokens that bear a loss are balanced too.
+    /// Two ranks differ by at most one token in each half, and by one of those past the halves. A cut may fall within
+    /// a frame: whole ones would leave some ranks with more tokens, and others with none where frames are few.
+    ///
+    /// Pairs are counted query by query, once for each of these splits; a [custom](Mask::custom) mask is asked pair by
+    /// pair.
     ///
     /// # Panics
     /// If there are no ranks.
     pub fn balanced(mask: &Mask, len: usize, ranks: usize) -> Self {
         assert!(ranks > 0, "split: {len} positions cannot be dealt to 0 ranks");
-        if let Some(half) = half_of(mask) {
+        if let Some(half) = half_of(mask).filter(|half| *half <= len / 2) {
             return twins(half, len, ranks);
         }
         let keys = Positions::whole(len);
@@ -155,18 +160,16 @@ fn half_of(mask: &Mask) -> Option<usize> {
 
 /// Zigzag over the first half, and over the second alike; what lies past them sees nothing and goes anywhere.
 fn twins(half: usize, len: usize, ranks: usize) -> Split {
-    let frames = Split::Zigzag.parts(half, ranks);
-    let rest = Parts::contiguous(len.saturating_sub(2 * half), ranks);
+    let tokens = Split::Zigzag.parts(half, ranks);
+    let rest = Parts::contiguous(len - 2 * half, ranks);
     let moved = |parts: &Parts, rank: usize, by: usize| -> Vec<Range<usize>> {
         let ranges = parts.of(rank).iter();
-        ranges
-            .map(|range| (range.start + by).min(len)..(range.end + by).min(len))
-            .collect()
+        ranges.map(|range| range.start + by..range.end + by).collect()
     };
     let owned = (0..ranks).map(|rank| {
         let own = [
-            moved(&frames, rank, 0),
-            moved(&frames, rank, half),
+            moved(&tokens, rank, 0),
+            moved(&tokens, rank, half),
             moved(&rest, rank, 2 * half),
         ];
         joined(own.concat())

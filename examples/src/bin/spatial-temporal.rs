@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use burn_sp_examples::RunError;
 use burn_sp_examples::flags;
 use burn_sp_examples::progress::Progress;
-use burn_sp_examples::spatial_temporal::{SwitchFlags, train};
+use burn_sp_examples::spatial_temporal::{SpatialTemporalFlags, train};
 
 fn main() -> ExitCode {
     match run() {
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), RunError> {
-    let flags: SwitchFlags = flags::parse(std::env::args_os())?;
+    let flags: SpatialTemporalFlags = flags::parse(std::env::args_os())?;
     let (file, report) = (flags.run.config.clone(), flags.run.report.clone());
     let mut flags = flags::with_file(flags, file.as_deref())?;
     flags.run.report = report;

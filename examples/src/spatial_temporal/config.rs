@@ -2,10 +2,10 @@ use burn_sp::layout::{MeshChoice, MeshShape};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 
-use super::SpatialTemporalConfig;
+use super::SpatialTemporalModelConfig;
 use crate::InputError;
 use crate::config::{RunConfig, at_least_one, refuse};
-use crate::flags::RunFlags;
+use crate::flags::{Kv, RunFlags};
 
 const MODEL: &str = "Model and training";
 
@@ -14,7 +14,7 @@ const MODEL: &str = "Model and training";
 /// With no flags: 2 ranks, clips of 16 frames of 64 pixels.
 #[derive(Parser, Clone, Debug, Default, Serialize, Deserialize)]
 #[command(name = "spatial-temporal", version, args_override_self = true)]
-pub struct SwitchFlags {
+pub struct SpatialTemporalFlags {
     /// The run.
     #[command(flatten)]
     #[serde(flatten)]
@@ -44,7 +44,7 @@ pub struct SwitchFlags {
 /// The flags, checked and completed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // They are documented where they are flags.
-pub struct SwitchConfig {
+pub struct SpatialTemporalConfig {
     #[serde(flatten)]
     pub run: RunConfig,
     pub frames: usize,
@@ -54,12 +54,12 @@ pub struct SwitchConfig {
     pub lr: f64,
 }
 
-impl SwitchFlags {
+impl SpatialTemporalFlags {
     /// Completes the flags and checks them.
     ///
     /// # Errors
     /// One line: what cannot work, and what would.
-    pub fn resolve(&self) -> Result<SwitchConfig, InputError> {
+    pub fn resolve(&self) -> Result<SpatialTemporalConfig, InputError> {
         for (flag, ranks) in [("--ring", self.run.ring), ("--tp", self.run.tp)] {
             if let Some(ranks) = ranks.filter(|ranks| *ranks > 1) {
                 return refuse(format!(
@@ -67,10 +67,18 @@ impl SwitchFlags {
                 ));
             }
         }
+        // Ring, the default, stands in every report's configuration.
+        if self.run.kv == Some(Kv::Gather) {
+            return refuse("--kv gather: no keys and values travel here; leave it out");
+        }
         let run = self.run.resolve(|run| {
+            let reason = match run.ranks {
+                1 => "nothing to split",
+                _ => "the axis over which tokens change hands",
+            };
             Some(MeshChoice {
                 mesh: MeshShape::ulysses(run.ranks),
-                reason: "the axis over which tokens change hands".into(),
+                reason: reason.into(),
             })
         })?;
         if run.accumulate > 1 {
@@ -99,7 +107,7 @@ impl SwitchFlags {
         if !(lr.is_finite() && lr > 0.0) {
             return refuse(format!("--lr {lr}: use a rate above 0, such as 0.003"));
         }
-        Ok(SwitchConfig {
+        Ok(SpatialTemporalConfig {
             run,
             frames,
             hidden,
@@ -110,10 +118,10 @@ impl SwitchFlags {
     }
 }
 
-impl SwitchConfig {
+impl SpatialTemporalConfig {
     /// The model.
-    pub fn model(&self) -> SpatialTemporalConfig {
-        SpatialTemporalConfig::new(self.hidden, self.heads).with_layers(self.layers)
+    pub fn model(&self) -> SpatialTemporalModelConfig {
+        SpatialTemporalModelConfig::new(self.hidden, self.heads).with_layers(self.layers)
     }
 
     /// Pixels of a frame.

@@ -7,6 +7,6 @@ mod model;
 mod train;
 
 pub use clips::clips;
-pub use config::{SwitchConfig, SwitchFlags};
-pub use model::{LocalAttention, SpatialTemporal, SpatialTemporalBlock, SpatialTemporalConfig};
+pub use config::{SpatialTemporalConfig, SpatialTemporalFlags};
+pub use model::{LocalAttention, SpatialTemporalBlock, SpatialTemporalModel, SpatialTemporalModelConfig};
 pub use train::{Outcome, train};

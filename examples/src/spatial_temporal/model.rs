@@ -14,9 +14,9 @@ const FRAMES: usize = 1;
 const PIXELS: usize = 2;
 const HIDDEN: usize = 3;
 
-/// Configuration of [`SpatialTemporal`].
+/// Configuration of [`SpatialTemporalModel`].
 #[derive(Config, Debug)]
-pub struct SpatialTemporalConfig {
+pub struct SpatialTemporalModelConfig {
     /// Elements of a token.
     pub hidden: usize,
     /// Heads of either attention; a divisor of `hidden`.
@@ -26,14 +26,14 @@ pub struct SpatialTemporalConfig {
     pub layers: usize,
 }
 
-impl SpatialTemporalConfig {
+impl SpatialTemporalModelConfig {
     /// A model with Burn's default weights.
-    pub fn init(&self, device: &Device) -> SpatialTemporal {
+    pub fn init(&self, device: &Device) -> SpatialTemporalModel {
         let block = |_| SpatialTemporalBlock {
             spatial: self.attention(device),
             temporal: self.attention(device),
         };
-        SpatialTemporal {
+        SpatialTemporalModel {
             blocks: (0..self.layers).map(block).collect(),
         }
     }
@@ -101,8 +101,8 @@ impl LocalAttention {
 ///
 /// Ranks hold whole frames for the first and whole pixels for the second, so neither attention communicates. Between the
 /// two the tokens change hands once, `2 (s h / P) (P - 1) / P` elements for there and back, in two all-to-all forward and
-/// two backward. Exchanging tokens for heads around each attention would take eight and eight (q, k, v and the output, of
-/// two attentions).
+/// two backward. Exchanging tokens for heads around each attention would take `8 (s h / P) (P - 1) / P` elements (q, k, v
+/// and the output, of two attentions), in four all-to-all forward and four backward, as q, k and v travel in one.
 #[derive(Module, Debug)]
 pub struct SpatialTemporalBlock {
     /// Between the pixels of a frame; every pixel sees every other.
@@ -148,12 +148,12 @@ fn whole(x: &SpTensor<4>, dim: usize) {
 
 /// A stack of [`SpatialTemporalBlock`]s that predicts the next frame from those before.
 #[derive(Module, Debug)]
-pub struct SpatialTemporal {
+pub struct SpatialTemporalModel {
     /// The blocks.
     pub blocks: Vec<SpatialTemporalBlock>,
 }
 
-impl SpatialTemporal {
+impl SpatialTemporalModel {
     /// # Shapes
     /// - `frames`: `[batch, frames, pixels, hidden]`, frames sharded over ulysses; so is the result
     #[track_caller]

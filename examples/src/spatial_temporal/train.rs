@@ -2,17 +2,18 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn_sp::comm::{CommError, Counter, raise};
+use burn_sp::comm::Counter;
 use burn_sp::layout::{Axis, Layout, MeshShape, Split};
 use burn_sp::train::{ParamLayouts, clip_by_global_norm, sum_gradients};
 use burn_sp::{LaunchConfig, SpDevice, launch_module, seeded};
 use indicatif::HumanBytes;
 
-use super::{SpatialTemporal, SwitchConfig, clips};
+use super::{SpatialTemporalConfig, SpatialTemporalModel, clips};
 use crate::RunError;
 use crate::progress::Progress;
 use crate::report::{Memory, Report, Step, median_seconds, method};
 use crate::summary::table;
+use crate::train::give_up_if_diverged;
 
 const PARAMETER_BYTES: usize = 4;
 
@@ -23,14 +24,14 @@ pub struct Outcome {
     pub one: Vec<f64>,
     /// The run on all ranks.
     pub report: Report,
-    config: SwitchConfig,
+    config: SpatialTemporalConfig,
 }
 
 /// Trains on the mesh, then on one rank.
 ///
 /// # Errors
 /// If the ranks fail.
-pub fn train(config: &SwitchConfig, progress: &Progress) -> Result<Outcome, RunError> {
+pub fn train(config: &SpatialTemporalConfig, progress: &Progress) -> Result<Outcome, RunError> {
     progress.line(&config.run.mesh_line());
     let (steps, communication, parameters) = run(config, config.run.mesh(), progress)?;
     progress.finish();
@@ -71,7 +72,7 @@ pub fn train(config: &SwitchConfig, progress: &Progress) -> Result<Outcome, RunE
 
 /// Trains on a mesh: the steps, the traffic of all ranks, and the number of parameters.
 fn run(
-    config: &SwitchConfig,
+    config: &SpatialTemporalConfig,
     mesh: MeshShape,
     progress: &Progress,
 ) -> Result<(Vec<Step>, Vec<Counter>, usize), RunError> {
@@ -96,9 +97,9 @@ fn run(
 
 /// One rank's part of the training.
 fn steps(
-    config: &SwitchConfig,
+    config: &SpatialTemporalConfig,
     device: &SpDevice,
-    mut model: SpatialTemporal,
+    mut model: SpatialTemporalModel,
     progress: &Progress,
 ) -> (Vec<Step>, Vec<Counter>) {
     let (mesh, layouts) = (device.mesh(), ParamLayouts::replicated());
@@ -129,14 +130,7 @@ fn steps(
             seconds: start.elapsed().as_secs_f64(),
             tokens: config.run.tokens_per_step(),
         };
-        // Every rank sees the same numbers, so every rank comes here.
-        if !(now.loss.is_finite() && now.grad_norm.is_finite()) {
-            let what = format!(
-                "step {}: the loss is {}; a smaller --lr (now {:?}) may help",
-                now.step, now.loss, config.lr
-            );
-            raise(CommError::failed(device.rank(), what));
-        }
+        give_up_if_diverged(device, &now, config.lr);
         if device.rank() == 0 {
             progress.step(&now);
         }
@@ -162,18 +156,19 @@ impl Outcome {
         (calls as f64 / steps, bytes as f64 / steps)
     }
 
-    /// What [`exchanged`](Self::exchanged) would be if each attention exchanged tokens for heads, q, k, v and its output
-    /// apart: `4 (s h / P) (P - 1) / P` elements in four all-to-all, forward and again backward.
-    pub fn four_an_attention(&self) -> (f64, f64) {
+    /// What [`exchanged`](Self::exchanged) would be if each attention exchanged tokens for heads:
+    /// `4 (s h / P) (P - 1) / P` elements (q, k, v and its output) in two all-to-all (q, k and v travel in one), forward
+    /// and again backward.
+    pub fn around_each_attention(&self) -> (f64, f64) {
         let config = &self.config;
+        if config.run.ulysses == 1 {
+            return (0.0, 0.0);
+        }
         let ranks = config.run.ulysses as f64;
-        let calls = if config.run.ulysses > 1 {
-            2 * 2 * 4 * config.layers
-        } else {
-            0
-        };
+        // Two attentions a block, forward and backward.
+        let passes = (2 * 2 * config.layers) as f64;
         let local = (config.run.tokens_per_step() / config.run.dp * config.hidden * PARAMETER_BYTES) as f64 / ranks;
-        (calls as f64, calls as f64 * local * (ranks - 1.0) / ranks)
+        (2.0 * passes, 4.0 * passes * local * (ranks - 1.0) / ranks)
     }
 
     /// The tables that the program ends with.
@@ -199,7 +194,7 @@ impl Outcome {
             ]);
         };
         row("one between them, as counted", self.exchanged());
-        row("four around each, as computed", self.four_an_attention());
+        row("two around each, as computed", self.around_each_attention());
         format!("{losses}\n{traffic}")
     }
 }

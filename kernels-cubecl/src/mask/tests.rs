@@ -208,6 +208,20 @@ fn masks_are_values() {
     assert_eq!(Mask::Causal.and(Mask::Causal), Mask::Causal);
 }
 
+/// The same run, whatever it is asked about.
+#[derive(Debug)]
+struct Answer(Range<usize>);
+
+impl MaskRule for Answer {
+    fn visible(&self, _: usize, key: usize) -> bool {
+        self.0.contains(&key)
+    }
+
+    fn next_run(&self, _: usize, _: Range<usize>) -> Range<usize> {
+        self.0.clone()
+    }
+}
+
 #[test]
 fn refusals_name_what_is_wrong() {
     fn refused<R>(work: impl FnOnce() -> R, expected: &str) {
@@ -239,4 +253,15 @@ fn refusals_name_what_is_wrong() {
         || Blocks::new(1).with_first(0),
         "blocks: the length of the first is 0, expected at least 1",
     );
+    for (answer, keys) in [(3..9, 4..8), (4..9, 4..8), (0..2, 4..8), (8..9, 4..8)] {
+        let mask = Mask::custom(Answer(answer.clone()));
+        let expected = format!(
+            "mask: Answer({answer:?}) answers {answer:?} for query 5, expected a run within the keys asked about, {keys:?}"
+        );
+        refused(|| mask.runs(5, keys.clone()).count(), &expected);
+        let both = Mask::whole_documents([100]).and(mask);
+        refused(|| both.runs(5, keys).count(), &expected);
+    }
+    // Nothing is nothing, wherever.
+    assert_eq!(Mask::custom(Answer(0..0)).runs(5, 4..8).count(), 0);
 }

@@ -175,7 +175,7 @@ fn gradients_are_those_of_the_definition() {
     }
 }
 
-/// As in a ring: the gradients of each part of the keys, from the output and log-sum-exp of the whole.
+/// As in a ring: the gradients of each part of the keys, from the output and statistics of the whole.
 #[test]
 fn gradients_of_parts_add_up() {
     let (len, cut) = (300, 130);
@@ -205,7 +205,7 @@ fn probability_zero_is_none_bit_for_bit() {
     let run = |spec: &AttentionSpec| {
         let result = forward(&q, &k, &v, spec);
         let grads = backward(&q, &k, &v, &result, &grad, spec);
-        (bytes(&result.out), bytes(&result.lse()), grads.map(|grad| bytes(&grad)))
+        (bytes(&result.out), bytes(&result.stats), grads.map(|grad| bytes(&grad)))
     };
     let with = |dropout| AttentionSpec {
         dropout,
@@ -213,7 +213,7 @@ fn probability_zero_is_none_bit_for_bit() {
     };
     let none = run(&with(None));
     assert!(none == run(&with(Some(dropout(0.0, [1, 4, 300, 300])))));
-    // Nor does dropping change the log-sum-exp.
+    // Nor does dropping change the statistics.
     let some = run(&with(Some(dropout(0.5, [1, 4, 300, 300]))));
     assert!(none.0 != some.0 && none.1 == some.1);
 }

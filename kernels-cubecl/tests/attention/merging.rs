@@ -8,7 +8,7 @@ use kernels_cubecl::{AttentionSpec, HeadMap, Kernels, Mask, Positions};
 
 use crate::support::{Forward, bytes, error, f64s, forward, noise, primitive, spec};
 
-fn merge(one: &Forward, other: &Forward) -> Forward {
+pub fn merge(one: &Forward, other: &Forward) -> Forward {
     let (out, stats) = Flex::attention_merge(
         primitive(&one.out),
         primitive(&one.stats),

@@ -85,7 +85,7 @@ fn forward_refuses() {
                     ..dropout()
                 })
             },
-            &["the dropout probability is", "expected one in [0, 1)"],
+            &["dropout: the probability is", "expected one in [0, 1)"],
         );
     }
     assert_refused(
@@ -95,7 +95,7 @@ fn forward_refuses() {
                 ..dropout()
             })
         },
-        &["dropout has positions for [batch, heads] [1, 2]; expected [1, 4]"],
+        &["dropout: the positions are those of a [1, 2, 6, 5], expected [1, 4, 6, 5]"],
     );
     assert_refused(
         |_, spec| {
@@ -104,7 +104,7 @@ fn forward_refuses() {
                 ..dropout()
             })
         },
-        &["positions up to 6 in dimension 2", "[1, 4, 5, 5]"],
+        &["dropout: there are positions up to 6 in dimension 2, past the global shape [1, 4, 5, 5]"],
     );
 }
 

@@ -112,11 +112,7 @@ impl Group {
             let called = |member: usize| {
                 let own = (member == rank).then_some(&post);
                 match own.or(round.posts[member].as_ref()) {
-                    Some(post) => format!(
-                        "rank {}: {}",
-                        self.ranks[member],
-                        post.describe(&self.axis, difference)
-                    ),
+                    Some(post) => format!("rank {}: {}", self.ranks[member], post.describe(&self.axis, difference)),
                     None => {
                         let activity = world.activity(self.ranks[member]).to_string();
                         format!("rank {}: not there yet ({activity})", self.ranks[member])

@@ -170,15 +170,11 @@ impl<A: Real> Heads<'_, A> {
         ];
         workspace::with(
             sizes,
-            |[k, k_transposed, v_transposed, dk, dv, q, grad_out, scores, grads]| {
+            |[k, k_transposed, v_transposed, dk, dv, q_buffer, grad_out, scores, grads]| {
                 let kv_head = p.spec.heads.kv_head(head);
                 self.k.load(batch, kv_head, &keys.rows, k);
                 transpose(k, dim, k_transposed);
-                // A query that sees a key that is not finite learns of it by its score; to others, 0 times NaN would
-                // bring it.
-                for x in k.iter_mut().filter(|x| !softmax::is_finite(**x)) {
-                    *x = A::ZERO;
-                }
+                clear_infinite(k);
                 self.v.load(batch, kv_head, &keys.rows, dv);
                 transpose(dv, value_dim, v_transposed);
                 dk.fill(A::ZERO);
@@ -190,7 +186,7 @@ impl<A: Real> Heads<'_, A> {
                     let dropout = self.dropout.as_ref();
                     let (rows, columns) = (queries.len(), visible.keys.len());
                     let first = visible.keys.rows.start - keys.rows.start;
-                    let q = self.q.borrow(batch, head, &queries.rows, q);
+                    let q = self.q.borrow(batch, head, &queries.rows, q_buffer);
                     let grad_out = self.grad_out.borrow(batch, head, &queries.rows, grad_out);
 
                     // Scores and gradients of the weights, then weights and gradients of the scores in their place.
@@ -232,6 +228,13 @@ impl<A: Real> Heads<'_, A> {
                         weights.transposed(),
                         grad_out,
                     );
+                    let q = if softmax::finite(q, rows, dim) {
+                        q
+                    } else {
+                        self.q.load(batch, head, &queries.rows, q_buffer);
+                        clear_infinite(q_buffer);
+                        Matrix::new(q_buffer, dim)
+                    };
                     let into = &mut dk[first * dim..];
                     product(
                         (columns, dim, rows),
@@ -261,6 +264,14 @@ impl<A: Real> Heads<'_, A> {
     fn of_rows<'b>(&self, numbers: &'b [A], batch: usize, head: usize, rows: &Range<usize>) -> &'b [A] {
         let first = (batch * self.p.heads + head) * self.p.queries;
         &numbers[first + rows.start..first + rows.end]
+    }
+}
+
+/// Sets what is not finite to 0, for a product with gradients of scores: where a pair is seen, its score has made its
+/// gradient NaN already (or 0); where it is hidden, the gradient is 0, and 0 times NaN would be NaN.
+fn clear_infinite<A: Real>(rows: &mut [A]) {
+    for x in rows.iter_mut().filter(|x| !softmax::is_finite(**x)) {
+        *x = A::ZERO;
     }
 }
 

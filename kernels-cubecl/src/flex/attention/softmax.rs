@@ -190,10 +190,13 @@ pub fn finite<A: Real>(matrix: Matrix<A>, rows: usize, width: usize) -> bool {
         #[inline(always)]
         fn with_simd<S: Simd>(self, _: S) -> bool {
             let Self(matrix, rows, width) = self;
-            (0..rows).all(|row| {
-                let row = &matrix.data[row * matrix.stride..][..width];
-                row.iter().fold(true, |all, &x| all & is_finite(x))
-            })
+            let mut all = true;
+            for row in 0..rows {
+                for &x in &matrix.data[row * matrix.stride..][..width] {
+                    all &= is_finite(x);
+                }
+            }
+            all
         }
     }
 
