@@ -1,8 +1,10 @@
 use std::sync::{Arc, Mutex};
 
+use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
 use super::{SpKind, SpTensor};
+use crate::initialize;
 use crate::layout::{Axis, Layout, Mesh, Split};
 
 /// A Burn [`Device`] with a place on a mesh: what a rank's code gets from the launcher.
@@ -14,12 +16,15 @@ pub struct SpDevice {
 }
 
 /// Runs `init` with the device's generator seeded, and no one else drawing: Burn's generators belong to the process, and
-/// ranks may be threads of one. The same seed gives the same random tensors.
-pub fn seeded<T>(device: &Device, seed: u64, init: impl FnOnce(&Device) -> T) -> T {
+/// ranks may be threads of one. The same seed gives the same random tensors, in a module the same parameters: they are
+/// all drawn before this returns, not when each is first used, as Burn would.
+pub fn seeded<M: Module>(device: &Device, seed: u64, init: impl FnOnce(&Device) -> M) -> M {
     static GENERATOR: Mutex<()> = Mutex::new(());
     let _alone = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     device.seed(seed);
-    init(device)
+    let module = init(device);
+    initialize(&module);
+    module
 }
 
 impl SpDevice {
@@ -54,7 +59,7 @@ impl SpDevice {
     }
 
     /// [`seeded`] on this device: every rank that calls it with the same seed gets the same random tensors.
-    pub fn seeded<T>(&self, seed: u64, init: impl FnOnce(&Device) -> T) -> T {
+    pub fn seeded<M: Module>(&self, seed: u64, init: impl FnOnce(&Device) -> M) -> M {
         seeded(&self.device, seed, init)
     }
 
@@ -100,5 +105,24 @@ impl SpDevice {
     pub fn distribute_tokens(&self, batch: Tensor<2, Int>) -> SpTensor<2, Int> {
         let layout = self.sequence_layout(batch.dims());
         self.distribute(batch, &layout)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+
+    use super::*;
+
+    /// Burn draws a parameter at its first use: someone else's seed in between must not matter.
+    #[test]
+    fn a_seeded_module_is_drawn_at_once() {
+        let device = Device::flex();
+        let model = || seeded(&device, 3, |device| LinearConfig::new(4, 5).init(device));
+        let weights = |model: &Linear| model.weight.val().into_data();
+        let early = model();
+        let other = seeded(&device, 99, |device| LinearConfig::new(4, 5).init(device));
+        assert_ne!(weights(&other), weights(&early));
+        assert_eq!(weights(&early), weights(&model()));
     }
 }
