@@ -1,4 +1,5 @@
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// Input that cannot work, noticed before any rank starts: what, where, and what would work, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +23,17 @@ pub enum RunError {
         /// Why not.
         source: std::io::Error,
     },
+}
+
+/// How a program ends: an error is one line on stderr, and in the exit code.
+pub fn exit(outcome: Result<(), RunError>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
 }
 
 impl RunError {

@@ -186,6 +186,12 @@ pub struct TrainFlags {
     pub model: ModelFlags,
 }
 
+impl AsMut<RunFlags> for TrainFlags {
+    fn as_mut(&mut self) -> &mut RunFlags {
+        &mut self.run
+    }
+}
+
 /// Parses a command line. Asking for help or the version prints it and ends the process.
 ///
 /// # Errors
@@ -204,6 +210,22 @@ pub fn parse<F: Parser>(arguments: impl IntoIterator<Item = std::ffi::OsString>)
             line.trim_start_matches("error: ")
         ))
     })
+}
+
+/// The flags of this process: its command line, over the file that it may name.
+///
+/// # Errors
+/// As [`parse`] and [`with_file`].
+pub fn read<F>() -> Result<F, InputError>
+where
+    F: Parser + AsMut<RunFlags> + Serialize + DeserializeOwned + Default,
+{
+    let mut flags: F = parse(std::env::args_os())?;
+    // These two are the command line's alone.
+    let (file, report) = (flags.as_mut().config.clone(), flags.as_mut().report.clone());
+    let mut flags = with_file(flags, file.as_deref())?;
+    flags.as_mut().report = report;
+    Ok(flags)
 }
 
 /// The flags of the file, where one is given, under those of the command line.

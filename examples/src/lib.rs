@@ -12,4 +12,4 @@ pub mod summary;
 pub mod text;
 pub mod train;
 
-pub use error::{InputError, RunError};
+pub use error::{InputError, RunError, exit};

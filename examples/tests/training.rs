@@ -38,11 +38,20 @@ fn losses_do_not_depend_on_the_mesh_and_the_report_is_whole() {
             "--ring 3 --kv gather --batch 3",
             "--dp 2 --batch 3",
             "--dp 2 --ring 2 --ulysses 2 --kv gather --batch 3",
+            "--ring 3 --batch 3",
+            "--tp 3 --batch 3",
+            "--dp 2 --ring 2 --tp 2 --batch 3",
         ] {
             let other = run(&format!("{shape} {mesh}"));
             for (a, b) in losses(&one).into_iter().zip(losses(&other)) {
                 assert!((a - b).abs() <= 1e-4 * a.abs(), "{shape} {mesh}: {a} and {b}");
             }
+            let [whole, part] = [&one, &other].map(|report| report.memory.parameter_bytes_per_rank[0]);
+            assert_eq!(
+                part < whole,
+                mesh.contains("--tp"),
+                "{shape} {mesh}: {part} of {whole} bytes"
+            );
         }
     }
     accumulation_is_a_larger_batch();

@@ -224,6 +224,7 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOp
             spec: spec(q.positions(TOKENS), k.positions(TOKENS), heads.all(), heads.kv_first),
         });
     }
+    let layout = q.layout().without_single(mesh);
     let group = |axis| mesh.group(&[axis]).unwrap_or_else(|error| raise(error));
     // What runs once no token is sharded over ulysses any more, given the heads this rank then holds.
     let over_ring = |layout: &Layout, heads: Range<usize>, first_kv| {
@@ -250,9 +251,8 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOp
         }
     };
     match axes.as_slice() {
-        [Axis::Ring] => over_ring(&trimmed(q, &axes), heads.all(), heads.kv_first),
+        [Axis::Ring] => over_ring(&layout, heads.all(), heads.kv_first),
         [Axis::Ulysses] | [Axis::Ring, Axis::Ulysses] => {
-            let layout = trimmed(q, &axes);
             let comm = group(Axis::Ulysses);
             let q_heads = Split::Contiguous.parts(heads.count, comm.size());
             let kv_heads = kv_heads_of(&q_heads, heads);
@@ -281,15 +281,6 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOp
         )
         .refuse(),
     }
-}
-
-/// The layout of `q` with only the given axes on its tokens: those with one rank move nothing.
-fn trimmed(q: &SpTensor<4>, axes: &[Axis]) -> Layout {
-    let mut layout = Layout::replicated(q.global_shape());
-    for (axis, split) in q.layout().shards(TOKENS).iter().filter(|(axis, _)| axes.contains(axis)) {
-        layout = layout.shard(TOKENS, *axis, split.clone());
-    }
-    layout
 }
 
 /// The key/value heads, among those this rank reads, that each part of its query heads reads.

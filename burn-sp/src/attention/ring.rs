@@ -1,7 +1,7 @@
 //! Keys and values travel around a ring (Ring Attention, arXiv 2310.01889): in each of P - 1 hops they go to the next
-//! rank while attention to the present ones is computed, and partial outputs are merged by their softmax statistics. Backward
-//! sends them around again; the gradients of a block start at the first rank that it visits, travel with it and are
-//! added on the way, in the accumulation dtype. Queries stay where they are, so any head count works.
+//! rank while attention to the present ones is computed, and partial outputs are merged by their softmax statistics.
+//! Backward sends them around again; the gradients of a block start at the first rank that it visits, travel with it and
+//! are added on the way, in the accumulation dtype. Queries stay where they are, so any head count works.
 
 use std::sync::Arc;
 

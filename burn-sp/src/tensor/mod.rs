@@ -20,5 +20,5 @@ pub use refusal::Refusal;
 pub use sp_tensor::SpTensor;
 
 pub(crate) use kind::{Underway, exchange, place, select};
-pub(crate) use product::{product, rows, zeros};
+pub(crate) use product::{by_rows, product, rows, zeros};
 pub(crate) use transition::{Place, Transition};

@@ -1,17 +1,21 @@
 //! Below autodiff: matrix products that take empty matrices, which Flex's do not, and zeros.
 
+use std::ops::Range;
+
 use burn::backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, Shape, Slice};
+use burn::tensor::{DType, Float, Shape, Slice};
 
-/// Rows of a product that are computed at once.
+use super::{SpBackend, kind::select};
+
+/// Rows that are computed at once.
 const CHUNK_ROWS: usize = 1024;
 
 /// `a * b` for `[m, k]` and `[k, n]`, any of which may be 0.
 ///
 /// Many rows are computed some at a time: Burn 0.22's products on Flex hold their result twice for a moment, which for
 /// one of all tokens can be the most that a rank ever holds.
-pub(crate) fn product<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn product<B: SpBackend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
     let ([m, k], [_, n]) = (a.shape().dims(), b.shape().dims());
     if m * k * n == 0 {
         return zeros::<B>([m, n], &a.device(), a.dtype());
@@ -19,12 +23,24 @@ pub(crate) fn product<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> Float
     if m <= CHUNK_ROWS {
         return B::float_matmul(a, b);
     }
-    let mut whole = zeros::<B>([m, n], &a.device(), a.dtype());
-    for start in (0..m).step_by(CHUNK_ROWS) {
-        let chunk = Slice::from(start..m.min(start + CHUNK_ROWS));
-        let part = B::float_slice(a.clone(), &[chunk, Slice::from(0..k)]);
-        let part = B::float_matmul(part, b.clone());
-        whole = B::float_slice_assign(whole, &[chunk, Slice::from(0..n)], part);
+    by_rows::<B>([m, n], &a.device(), a.dtype(), |chunk| {
+        let part = select::<B, Float>(a.clone(), 0, std::slice::from_ref(&chunk));
+        B::float_matmul(part, b.clone())
+    })
+}
+
+/// A matrix of this shape, of which `part` makes some rows at a time.
+pub(crate) fn by_rows<B: Backend>(
+    [rows, columns]: [usize; 2],
+    device: &Device<B>,
+    dtype: DType,
+    part: impl Fn(Range<usize>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let mut whole = zeros::<B>([rows, columns], device, dtype);
+    for start in (0..rows).step_by(CHUNK_ROWS) {
+        let chunk = start..rows.min(start + CHUNK_ROWS);
+        let block = [Slice::from(chunk.clone()), Slice::from(0..columns)];
+        whole = B::float_slice_assign(whole, &block, part(chunk));
     }
     whole
 }

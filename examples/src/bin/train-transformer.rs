@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use burn_sp_examples::flags::{self, TrainFlags};
 use burn_sp_examples::memory::Tracking;
 use burn_sp_examples::progress::Progress;
-use burn_sp_examples::{RunError, summary::summary, train::train};
+use burn_sp_examples::{RunError, exit, summary::summary, train::train};
 
 #[global_allocator]
 static ALLOCATOR: Tracking = Tracking;
@@ -15,20 +15,11 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .init();
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    exit(run())
 }
 
 fn run() -> Result<(), RunError> {
-    let flags: TrainFlags = flags::parse(std::env::args_os())?;
-    let (file, report) = (flags.run.config.clone(), flags.run.report.clone());
-    let mut flags = flags::with_file(flags, file.as_deref())?;
-    flags.run.report = report;
+    let flags: TrainFlags = flags::read()?;
     let config = flags.resolve()?;
 
     let outcome = train(&config, &Progress::new(config.run.steps))?;

@@ -41,6 +41,12 @@ pub struct SpatialTemporalFlags {
     pub lr: Option<f64>,
 }
 
+impl AsMut<RunFlags> for SpatialTemporalFlags {
+    fn as_mut(&mut self) -> &mut RunFlags {
+        &mut self.run
+    }
+}
+
 /// The flags, checked and completed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // They are documented where they are flags.

@@ -9,12 +9,9 @@ use burn::backend::autodiff::{
 };
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, TensorMetadata};
-use burn::tensor::{Float, Slice};
+use burn::tensor::Float;
 
-use crate::tensor::{SpBackend, Transition, product, rows, zeros};
-
-/// Rows of the input's gradient that are computed at once.
-const CHUNK_ROWS: usize = 1024;
+use crate::tensor::{SpBackend, Transition, by_rows, product, rows, select};
 
 /// An input of column-parallel layers that was gathered once for all of them, and what their backward passes share: the
 /// payload of their nodes.
@@ -97,23 +94,15 @@ impl ColumnInput {
         });
         let (shape, device) = (like.shape(), like.device());
         let (features, outer) = shape.as_slice().split_last().expect("a tensor with features");
-        let (count, features) = (outer.iter().product::<usize>(), *features);
-        let mut sum = zeros::<B>([count, features], &device, like.dtype());
-        for start in (0..count).step_by(CHUNK_ROWS) {
-            let chunk = start..(start + CHUNK_ROWS).min(count);
+        let (count, features) = (outer.iter().product(), *features);
+        let sum = by_rows::<B>([count, features], &device, like.dtype(), |chunk| {
             let term = |(grad, weight): &(FloatTensor<B>, FloatTensor<B>)| {
-                let columns = grad.shape()[1];
-                // Flex fails on some views of nothing.
-                let grad = match columns {
-                    0 => zeros::<B>([chunk.len(), 0], &device, grad.dtype()),
-                    _ => B::float_slice(grad.clone(), &[Slice::from(chunk.clone()), Slice::from(0..columns)]),
-                };
-                product::<B>(grad, weight.clone())
+                let rows = select::<B, Float>(grad.clone(), 0, std::slice::from_ref(&chunk));
+                product::<B>(rows, weight.clone())
             };
-            if let Some(part) = terms.iter().map(term).reduce(B::float_add) {
-                sum = B::float_slice_assign(sum, &[Slice::from(chunk.clone()), Slice::from(0..features)], part);
-            }
-        }
+            let sum = terms.iter().map(term).reduce(B::float_add);
+            sum.expect("a layer has left its term: nothing else registers a gradient here")
+        });
         B::float_reshape(sum, shape)
     }
 }

@@ -12,7 +12,7 @@ use super::ColumnInput;
 use crate::tensor::{SpBackend, product, rows, zeros};
 
 /// `x * weight` over the last dimension, which may be empty like any other.
-pub(crate) fn multiply<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn multiply<B: SpBackend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
     let mut shape = x.shape();
     let last = shape.num_dims() - 1;
     shape[last] = weight.shape()[1];
