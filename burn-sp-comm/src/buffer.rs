@@ -1,24 +1,41 @@
-//! The bytes of one tensor.
+//! One tensor, as engines see it.
 
-use crate::CommError;
+use crate::{CommError, DeviceTensor};
 use burn_std::{BoolStore, Bytes, DType, Element};
+use std::any::Any;
 use std::sync::Arc;
 
-/// Strided, dtype-tagged, shared bytes of one tensor. Cloning shares the bytes.
+/// One tensor, in host memory or on a device. Cloning shares what it holds.
 ///
-/// Any view that a backend makes is fine: sliced (offset), permuted, expanded (stride 0), flipped (negative stride).
-/// Element
-/// `[i, j, ..]` lies at `offset + i * strides[0] + j * strides[1] + ..`, counted in elements.
-///
-/// The bytes are never changed while they are shared, so that ranks of one process may read them in place. Only host
-/// memory for now; a device's handle joins as a second kind of storage behind the same methods.
+/// What is shared is never changed, so that ranks of one process may read each other's tensors in place.
 #[derive(Clone, Debug)]
 pub struct Buffer {
-    bytes: Arc<Bytes>,
     shape: Vec<usize>,
-    strides: Vec<isize>,
-    offset: usize,
     dtype: DType,
+    storage: Storage,
+}
+
+/// Where the elements of a [`Buffer`] are.
+#[derive(Clone, Debug)]
+pub enum Storage {
+    /// In host memory.
+    Host(HostView),
+    /// In the memory of a device that the buffer's backend knows how to reach.
+    Device(Arc<dyn DeviceTensor>),
+}
+
+/// Strided elements in shared bytes.
+///
+/// Any view that a backend makes is fine: sliced (offset), permuted, expanded (stride 0), flipped (negative stride).
+/// Element `[i, j, ..]` lies at `offset + i * strides[0] + j * strides[1] + ..`, counted in elements.
+#[derive(Clone, Debug)]
+pub struct HostView {
+    /// The bytes of which this is a view.
+    pub bytes: Arc<Bytes>,
+    /// The distance between neighbours along every dimension, in elements; may be 0 or negative.
+    pub strides: Vec<isize>,
+    /// Where element `[0, 0, ..]` lies, in elements from the start of the bytes.
+    pub offset: usize,
 }
 
 impl Buffer {
@@ -34,22 +51,27 @@ impl Buffer {
         offset: usize,
         dtype: DType,
     ) -> Result<Self, CommError> {
-        let buffer = Buffer {
-            bytes,
-            shape,
-            strides,
-            offset,
-            dtype,
-        };
-        match buffer.fault() {
-            None => Ok(buffer),
+        let view = HostView { bytes, strides, offset };
+        match view.fault(&shape, dtype) {
+            None => Ok(Buffer {
+                shape,
+                dtype,
+                storage: Storage::Host(view),
+            }),
             Some(fault) => Err(CommError::invalid(format!(
-                "buffer of shape {:?}, strides {:?}, offset {}, {}: {fault}",
-                buffer.shape,
-                buffer.strides,
-                buffer.offset,
+                "buffer of shape {shape:?}, strides {:?}, offset {offset}, {}: {fault}",
+                view.strides,
                 dtype_name(dtype)
             ))),
+        }
+    }
+
+    /// A tensor in a device's memory.
+    pub fn on_device(tensor: Arc<dyn DeviceTensor>) -> Self {
+        Buffer {
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+            storage: Storage::Device(tensor),
         }
     }
 
@@ -88,20 +110,85 @@ impl Buffer {
         Self::from_slice::<u8>(&[], [0])
     }
 
-    fn fault(&self) -> Option<String> {
-        if matches!(self.dtype, DType::QFloat(_)) {
+    /// The length of every dimension.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The kind of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the elements are.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// The view, if the tensor is in host memory.
+    pub fn host(&self) -> Option<&HostView> {
+        match &self.storage {
+            Storage::Host(view) => Some(view),
+            Storage::Device(_) => None,
+        }
+    }
+
+    /// The tensor, if it is on a device and of this type.
+    pub fn device<T: DeviceTensor>(&self) -> Option<&T> {
+        match &self.storage {
+            Storage::Host(_) => None,
+            Storage::Device(tensor) => (&**tensor as &dyn Any).downcast_ref(),
+        }
+    }
+
+    /// Storage, shape, dtype.
+    pub fn into_parts(self) -> (Storage, Vec<usize>, DType) {
+        (self.storage, self.shape, self.dtype)
+    }
+
+    /// The number of elements.
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The elements in row-major order; for tests and small things.
+    ///
+    /// # Panics
+    /// If `E` is not the buffer's dtype (`u8` may read booleans), or the tensor is on a device.
+    pub fn to_vec<E: Element>(&self) -> Vec<E> {
+        let byte_bool = matches!(self.dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
+        let fits = E::dtype() == self.dtype || (byte_bool && matches!(E::dtype(), DType::U8 | DType::Bool(_)));
+        assert!(fits, "to_vec: the buffer holds {:?}, not {:?}", self.dtype, E::dtype());
+        let view = self.host().expect("to_vec: the tensor is on a device");
+        let size = self.dtype.size();
+        let element = |flat: usize| {
+            let (mut rest, mut at) = (flat, view.offset as isize);
+            for (&length, &stride) in self.shape.iter().zip(&view.strides).rev() {
+                at += (rest % length) as isize * stride;
+                rest /= length;
+            }
+            let start = at as usize * size;
+            bytemuck::checked::pod_read_unaligned(&view.bytes[start..start + size])
+        };
+        (0..self.num_elements()).map(element).collect()
+    }
+}
+
+impl HostView {
+    fn fault(&self, shape: &[usize], dtype: DType) -> Option<String> {
+        if matches!(dtype, DType::QFloat(_)) {
             return Some("quantised tensors cannot travel, dequantise first".into());
         }
-        if self.shape.len() != self.strides.len() {
+        if shape.len() != self.strides.len() {
             return Some("as many strides as dimensions are needed".into());
         }
-        if self.shape.contains(&0) {
+        if shape.contains(&0) {
             return None; // No element, so nothing is ever read.
         }
-        let size = self.dtype.size();
+        let size = dtype.size();
         // In i128 no product of a usize and an isize overflows; the sum of a few dimensions does not either.
         let (mut first, mut last) = (self.offset as i128, self.offset as i128);
-        for (&length, &stride) in self.shape.iter().zip(&self.strides) {
+        for (&length, &stride) in shape.iter().zip(&self.strides) {
             let reach = (length as i128 - 1) * stride as i128;
             if reach < 0 { first += reach } else { last += reach }
         }
@@ -113,70 +200,6 @@ impl Buffer {
             return Some(format!("bytes are not aligned to {size}"));
         }
         None
-    }
-
-    /// The length of every dimension.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The distance between neighbours along every dimension, in elements; may be 0 or negative.
-    pub fn strides(&self) -> &[isize] {
-        &self.strides
-    }
-
-    /// Where element `[0, 0, ..]` lies, in elements from the start of the bytes.
-    pub fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// The kind of the elements.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// The bytes of which this is a view.
-    pub fn bytes(&self) -> &Arc<Bytes> {
-        &self.bytes
-    }
-
-    /// Bytes, shape, strides, offset, dtype.
-    pub fn into_parts(self) -> (Arc<Bytes>, Vec<usize>, Vec<isize>, usize, DType) {
-        (self.bytes, self.shape, self.strides, self.offset, self.dtype)
-    }
-
-    /// The number of elements of the view.
-    pub fn num_elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Whether the elements lie in row-major order without gaps (from the offset on).
-    pub fn is_contiguous(&self) -> bool {
-        self.shape.contains(&0)
-            || (self.shape.iter().zip(&self.strides))
-                .zip(row_major(&self.shape))
-                .all(|((&length, &stride), expected)| length == 1 || stride == expected)
-    }
-
-    /// The elements in row-major order; for tests and small things.
-    ///
-    /// # Panics
-    /// If `E` is not the buffer's dtype (`u8` may read booleans).
-    pub fn to_vec<E: Element>(&self) -> Vec<E> {
-        let byte_bool = matches!(self.dtype, DType::Bool(BoolStore::Native | BoolStore::U8));
-        let fits = E::dtype() == self.dtype || (byte_bool && matches!(E::dtype(), DType::U8 | DType::Bool(_)));
-        assert!(fits, "to_vec: the buffer holds {:?}, not {:?}", self.dtype, E::dtype());
-        let size = self.dtype.size();
-        let element = |flat: usize| {
-            let (mut rest, mut at) = (flat, self.offset as isize);
-            for (&length, &stride) in self.shape.iter().zip(&self.strides).rev() {
-                at += (rest % length) as isize * stride;
-                rest /= length;
-            }
-            let start = at as usize * size;
-            bytemuck::checked::pod_read_unaligned(&self.bytes[start..start + size])
-        };
-        (0..self.num_elements()).map(element).collect()
     }
 }
 

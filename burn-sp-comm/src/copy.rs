@@ -1,6 +1,7 @@
 //! Carrying out a [`Plan`] on host memory.
 
-use crate::buffer::{Buffer, row_major};
+use crate::CommError;
+use crate::buffer::{Buffer, Storage, row_major};
 use crate::plan::{Plan, Tile};
 use crate::sum::{BLOCK, Or, Sum};
 use burn_std::{BoolStore, Bytes, DType, bf16, f16};
@@ -96,8 +97,15 @@ unsafe impl Send for Target {}
 // SAFETY: as above.
 unsafe impl Sync for Target {}
 
-/// Carries out the whole plan; `sources` by rank, where the plan needs them.
-pub(crate) fn assemble(plan: Plan, sources: &[Option<&Buffer>], dtype: DType) -> Buffer {
+/// Carries out the whole plan, where `own` is; `sources` by rank, where the plan needs them.
+///
+/// # Errors
+/// If the tensors are on a device and it refuses.
+pub(crate) fn assemble(plan: Plan, own: &Buffer, sources: &[Option<&Buffer>]) -> Result<Buffer, CommError> {
+    if let Storage::Device(own) = own.storage() {
+        return own.assemble(&plan, sources).map(Buffer::on_device);
+    }
+    let dtype = own.dtype();
     let mut output = Output::new(&plan.shape, dtype);
     let target = output.target();
     for tile in &plan.tiles {
@@ -105,7 +113,7 @@ pub(crate) fn assemble(plan: Plan, sources: &[Option<&Buffer>], dtype: DType) ->
         unsafe { write(tile, sources, &target) };
     }
     // SAFETY: a plan's tiles cover its shape.
-    unsafe { output.finish(plan.shape) }
+    Ok(unsafe { output.finish(plan.shape) })
 }
 
 /// Writes every element of one tile.
@@ -136,10 +144,11 @@ pub(crate) unsafe fn write(tile: &Tile, sources: &[Option<&Buffer>], target: &Ta
             && (source.start.iter().zip(&tile.shape).zip(buffer.shape()))
                 .all(|((start, len), all)| start + len <= *all);
         assert!(inside && buffer.dtype() == target.dtype, "the source holds its box");
-        let first = buffer.offset() as isize + place(&source.start, buffer.strides());
+        let view = buffer.host().expect("ranks agree on where their tensors are");
+        let first = view.offset as isize + place(&source.start, &view.strides);
         // SAFETY: the box is inside the buffer, which checked on creation that all of it lies within its bytes.
-        from.push(unsafe { buffer.bytes().as_ptr().offset(first * size as isize) });
-        steps.push(buffer.strides().to_vec());
+        from.push(unsafe { view.bytes.as_ptr().offset(first * size as isize) });
+        steps.push(view.strides.clone());
     }
     // SAFETY: the tile lies within the target, as the caller promises.
     let to = unsafe { target.start.offset(place(&tile.start, &target.strides) * size as isize) };

@@ -6,7 +6,8 @@
 //! |---|---|
 //! | [`parts`] | who owns which ranges of a dimension |
 //! | [`collective`] | what a collective does with one tensor |
-//! | [`buffer`] | the bytes of one tensor, with strides, shared rather than copied |
+//! | [`buffer`] | one tensor: strided bytes, or a tensor on a device; shared rather than copied |
+//! | [`device`] | what an engine asks of a tensor on a device |
 //! | [`plan`] | a collective as a table: which box of which rank goes where |
 //! | [`communicator`] | the object-safe trait that every engine implements |
 //! | [`engines`] | engines: [`engines::threads`], ranks as threads of one process |
@@ -17,6 +18,7 @@ pub mod buffer;
 pub mod collective;
 pub mod communicator;
 mod copy;
+pub mod device;
 pub mod engines;
 pub mod error;
 pub mod parts;
@@ -27,6 +29,7 @@ mod sum;
 pub use buffer::Buffer;
 pub use collective::Collective;
 pub use communicator::{Communicator, Pending, Site, Transfer};
+pub use device::DeviceTensor;
 pub use error::{CommError, raise};
 pub use parts::Parts;
 pub use plan::Plan;

@@ -4,7 +4,7 @@ use std::{
 };
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Device, Devices, Int, Tensor};
 use burn_sp_comm::{
     engines::threads::{self, ThreadsConfig},
     raise,
@@ -39,6 +39,38 @@ impl LaunchConfig {
     }
 }
 
+/// Where ranks keep their tensors: all on one [`Device`], or on several (a slice, a vector or Burn's [`Devices`]), one
+/// after another and round again. Ranks that share a device exchange its buffers in place.
+pub trait RankDevices: Sync {
+    /// The device of a rank.
+    fn of_rank(&self, rank: usize) -> &Device;
+}
+
+impl RankDevices for Device {
+    fn of_rank(&self, _rank: usize) -> &Device {
+        self
+    }
+}
+
+impl RankDevices for [Device] {
+    fn of_rank(&self, rank: usize) -> &Device {
+        assert!(!self.is_empty(), "launch: ranks need a device, but the list of devices is empty");
+        &self[rank % self.len()]
+    }
+}
+
+impl RankDevices for Vec<Device> {
+    fn of_rank(&self, rank: usize) -> &Device {
+        self.as_slice().of_rank(rank)
+    }
+}
+
+impl RankDevices for Devices {
+    fn of_rank(&self, rank: usize) -> &Device {
+        self[..].of_rank(rank)
+    }
+}
+
 /// Runs `body` on every rank, each a thread with its own place on the mesh, and returns the results in rank order.
 ///
 /// Modules must be built inside `body` (or handed over by [`launch_module`]): an autodiff leaf that two ranks share would
@@ -63,9 +95,10 @@ impl LaunchConfig {
 /// assert_eq!(sums, [6.0, 6.0]);
 /// # Ok::<(), burn_sp::Error>(())
 /// ```
-pub fn launch<T, F>(config: &LaunchConfig, device: &Device, body: F) -> Result<Vec<T>, Error>
+pub fn launch<T, F, D>(config: &LaunchConfig, devices: &D, body: F) -> Result<Vec<T>, Error>
 where
     T: Send,
+    D: RankDevices + ?Sized,
     F: Fn(SpDevice) -> T + Send + Sync,
 {
     config.mesh.check(config.mesh.ranks())?;
@@ -74,7 +107,10 @@ where
         timeout: config.timeout,
     };
     let results = threads::launch(&threads, |world| match Mesh::new(config.mesh, world) {
-        Ok(mesh) => body(SpDevice::new(device.clone(), Arc::new(mesh))),
+        Ok(mesh) => {
+            let device = devices.of_rank(mesh.rank()).clone();
+            body(SpDevice::new(device, Arc::new(mesh)))
+        }
         Err(Error::Comm(error)) => raise(error),
         Err(error) => panic!("{error}"),
     })?;
@@ -86,19 +122,20 @@ where
 ///
 /// # Errors
 /// As [`launch`].
-pub fn launch_module<M, T, F>(config: &LaunchConfig, device: &Device, module: M, body: F) -> Result<Vec<T>, Error>
+pub fn launch_module<M, T, F, D>(config: &LaunchConfig, devices: &D, module: M, body: F) -> Result<Vec<T>, Error>
 where
     M: Module,
+    D: RankDevices + ?Sized,
     T: Send,
     F: Fn(SpDevice, M) -> T + Send + Sync,
 {
     config.mesh.check(config.mesh.ranks())?;
     initialize(&module);
-    let fork = |_| Mutex::new(Some(module.clone().fork(device)));
+    let fork = |rank| Mutex::new(Some(module.clone().fork(devices.of_rank(rank))));
     let forks: Vec<_> = (0..config.mesh.ranks()).map(fork).collect();
     // Its weights live on in the forks, and only there once those have changed.
     drop(module);
-    launch(config, device, |device| {
+    launch(config, devices, |device| {
         let fork = forks[device.rank()]
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())

@@ -11,7 +11,7 @@ pub mod train;
 pub use burn_sp_comm as comm;
 pub use error::Error;
 pub use kernels_cubecl as kernels;
-pub use launch::{LaunchConfig, initialize, launch, launch_module};
+pub use launch::{LaunchConfig, RankDevices, initialize, launch, launch_module};
 pub use tensor::{Refusal, SpBackend, SpDevice, SpKind, SpOps, SpTensor, seeded};
 
 /// What most programs need.

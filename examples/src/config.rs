@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use burn::tensor::Device;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::tensor::DeviceType;
 use burn_sp::LaunchConfig;
 use burn_sp::attention::{KvMove, Mask};
 use burn_sp::layout::{AttentionWorkload, Links, MeshChoice, MeshShape};
-use burn_sp_models::transformer::TransformerConfig;
+use burn_sp_models::transformer::{self, TransformerConfig};
 use indicatif::HumanCount;
 use serde::{Deserialize, Serialize};
 
-use crate::flags::{DeviceKind, Engine, Kv, ModelFlags, RunFlags, Shape, TrainFlags};
+use crate::flags::{DeviceKind, Engine, Kv, ModelFlags, Recompute, RunFlags, Shape, Shard, TrainFlags};
 use crate::{InputError, memory};
 
 /// Byte-level: every value of a byte is a token.
@@ -58,6 +60,8 @@ pub struct TrainConfig {
     pub text: Option<Vec<PathBuf>>,
     pub lr: f64,
     pub clip: f64,
+    pub recompute: Recompute,
+    pub shard: Shard,
     pub shape: Shape,
     pub hidden: usize,
     pub layers: usize,
@@ -134,6 +138,7 @@ impl RunFlags {
             ..config
         };
         config.check_shares()?;
+        config.device.check_built()?;
         Ok(config)
     }
 
@@ -215,10 +220,34 @@ impl RunConfig {
         }
     }
 
-    /// Where tensors live, without autodiff.
-    pub fn burn_device(&self) -> Device {
+    /// Where the ranks' tensors live, without autodiff; see [`RankDevices`](burn_sp::RankDevices).
+    ///
+    /// # Errors
+    /// One line: that this build or this machine has none, and what would help.
+    pub fn devices(&self) -> Result<Vec<Device>, InputError> {
+        self.device.check_built()?;
+        let found: Vec<Device> = match self.device {
+            DeviceKind::Flex => vec![Device::flex()],
+            #[cfg(feature = "wgpu")]
+            DeviceKind::Wgpu => {
+                let any = !Device::enumerate(DeviceType::Wgpu).is_empty();
+                // The best adapter, as wgpu sees it; they are too unlike each other to share a model.
+                any.then(|| Device::wgpu(Default::default())).into_iter().collect()
+            }
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda => Device::enumerate(DeviceType::Cuda).to_vec(),
+            #[allow(unreachable_patterns, reason = "refused above")]
+            _ => Vec::new(),
+        };
         match self.device {
-            DeviceKind::Flex => Device::flex(),
+            _ if !found.is_empty() => Ok(found),
+            DeviceKind::Cuda => {
+                refuse("--device cuda: no NVIDIA driver, or no device, is found; use --device wgpu or --device flex")
+            }
+            _ => refuse(
+                "--device wgpu: no adapter of Vulkan, Metal or DirectX is found; install a driver (without a GPU, Mesa's \
+                 lavapipe), or use --device flex",
+            ),
         }
     }
 
@@ -298,6 +327,8 @@ impl TrainFlags {
             text: self.text.clone(),
             lr,
             clip,
+            recompute: self.recompute.unwrap_or_default(),
+            shard: self.shard.unwrap_or_default(),
             shape,
             hidden,
             layers: at_least_one("--layers", layers, 4)?,
@@ -315,6 +346,16 @@ impl TrainFlags {
 }
 
 impl TrainConfig {
+    /// What backward computes again.
+    pub fn recompute(&self) -> transformer::Recompute {
+        match self.recompute {
+            Recompute::None => transformer::Recompute::None,
+            Recompute::Blocks => transformer::Recompute::Blocks,
+            Recompute::Attention => transformer::Recompute::Attention,
+            Recompute::AllButAttention => transformer::Recompute::AllButAttention,
+        }
+    }
+
     /// The model.
     pub fn model(&self) -> TransformerConfig {
         let model = match self.shape {
@@ -328,6 +369,23 @@ impl TrainConfig {
             attention_dropout: self.attention_dropout,
             ..model
         }
+    }
+}
+
+impl DeviceKind {
+    /// Refuses a device that this program was built without.
+    fn check_built(self) -> Result<(), InputError> {
+        let (name, built) = match self {
+            DeviceKind::Flex => ("flex", true),
+            DeviceKind::Wgpu => ("wgpu", cfg!(feature = "wgpu")),
+            DeviceKind::Cuda => ("cuda", cfg!(feature = "cuda")),
+        };
+        if built {
+            return Ok(());
+        }
+        refuse(format!(
+            "--device {name}: this program was built without it; build it with --features {name}, or use --device flex"
+        ))
     }
 }
 

@@ -24,6 +24,10 @@ pub enum DeviceKind {
     /// Burn's CPU backend.
     #[default]
     Flex,
+    /// GPUs through Vulkan, Metal or WebGPU.
+    Wgpu,
+    /// NVIDIA GPUs.
+    Cuda,
 }
 
 /// How the ring axis moves keys and values.
@@ -46,6 +50,32 @@ pub enum Shape {
     Llama,
     /// Learned positions, LayerNorm, GELU, tied output.
     Gpt2,
+}
+
+/// What backward computes again, instead of forward keeping it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Whole blocks.
+    Blocks,
+    /// Attention, with its norm and the projections before it.
+    Attention,
+    /// All of a block that comes after attention.
+    AllButAttention,
+}
+
+/// What ranks share out that would otherwise be the same on all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shard {
+    /// Nothing.
+    #[default]
+    None,
+    /// The optimizer's state.
+    Optimizer,
 }
 
 const MESH: &str = "Mesh (if no axis is given, one is chosen, and the reason printed)";
@@ -179,6 +209,14 @@ pub struct TrainFlags {
     /// Largest global norm of the gradients; 0 turns clipping off [default: 1]
     #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = "Training")]
     pub clip: Option<f64>,
+
+    /// What backward computes again, instead of forward keeping it [default: none]
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Training")]
+    pub recompute: Option<Recompute>,
+
+    /// What ranks share out that would otherwise be the same on all of them [default: none]
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Training")]
+    pub shard: Option<Shard>,
 
     /// The model.
     #[command(flatten)]

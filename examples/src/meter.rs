@@ -1,12 +1,50 @@
 //! The memory of a rank's training steps, by the report's definitions.
 
+use burn::tensor::Device;
 use burn_sp::comm::Counter;
 
 use crate::memory::Account;
 
+/// Where a rank's bytes are counted.
+pub(crate) enum Gauge {
+    /// In host memory, every allocation as it comes.
+    Host(Account),
+    /// In a device's memory pools, looked at when a phase ends, and shared evenly by the ranks on the device.
+    Pool {
+        /// The device.
+        device: Device,
+        /// How many ranks are on it.
+        ranks: usize,
+    },
+}
+
+impl Gauge {
+    /// Bytes held now.
+    fn live(&self) -> usize {
+        match self {
+            Gauge::Host(account) => account.live(),
+            Gauge::Pool { device, ranks } => device
+                .memory_pool_usage()
+                .map_or(0, |usage| usage.bytes_in_use as usize / ranks),
+        }
+    }
+
+    /// The most bytes held since the last call, as far as they are known, and from now on anew.
+    fn take_peak(&self) -> usize {
+        match self {
+            Gauge::Host(account) => {
+                let peak = account.peak();
+                account.reset_peak();
+                peak
+            }
+            Gauge::Pool { .. } => self.live(),
+        }
+    }
+}
+
 /// Follows one rank through its steps; every call ends a phase.
 pub(crate) struct Meter {
-    account: Account,
+    gauge: Gauge,
     /// Bytes of all parameters' gradients.
     gradients: usize,
     /// Live when the step started.
@@ -32,11 +70,11 @@ pub(crate) struct Figures {
 }
 
 impl Meter {
-    pub fn new(account: Account, gradients: usize) -> Self {
-        account.reset_peak();
+    pub fn new(gauge: Gauge, gradients: usize) -> Self {
+        gauge.take_peak();
         Self {
-            start: account.live(),
-            account,
+            start: gauge.live(),
+            gauge,
             gradients,
             accumulated: false,
             figures: Figures {
@@ -48,15 +86,14 @@ impl Meter {
 
     /// Ends a phase: the most bytes that were held at once in it.
     fn lap(&mut self) -> usize {
-        let peak = self.account.peak();
-        self.account.reset_peak();
+        let peak = self.gauge.take_peak();
         self.figures.peak = self.figures.peak.max(peak as u64);
         peak
     }
 
     pub fn step_starts(&mut self) {
         self.lap();
-        self.start = self.account.live();
+        self.start = self.gauge.live();
         self.accumulated = false;
     }
 

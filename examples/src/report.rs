@@ -78,7 +78,13 @@ pub struct Memory {
 }
 
 /// How memory was measured, in words.
-pub(crate) fn method(ranks: usize) -> String {
+pub(crate) fn method(device: DeviceKind, ranks: usize) -> String {
+    if device != DeviceKind::Flex {
+        return "bytes in use in the device's memory pools when forward, backward and gradient sum end, shared evenly by \
+                the ranks on the device; peaks within a phase are not seen. parameter, optimizer (two moments) and \
+                gradient: computed from shapes"
+            .into();
+    }
     if !memory::measured() {
         return "not measured: the program was built without the counting allocator; only parameters, optimizer and \
                 gradients are known"

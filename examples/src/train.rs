@@ -7,14 +7,15 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOpti
 use burn::tensor::{Device, Int};
 use burn_sp::comm::{CommError, raise};
 use burn_sp::nn::DropoutKey;
-use burn_sp::train::{ParamLayouts, clip_by_global_norm, sum_gradients, valid_tokens};
+use burn_sp::train::{ParamLayouts, ShardedOptimizer, clip_by_global_norm, sum_gradients, valid_tokens};
 use burn_sp::{SpDevice, SpTensor, launch_module, seeded};
 use burn_sp_models::transformer::{ForwardOptions, Transformer, tokens_and_labels};
 
 use crate::RunError;
 use crate::config::{RunConfig, TrainConfig};
 use crate::memory;
-use crate::meter::{Figures, Meter};
+use crate::flags::{DeviceKind, Shard};
+use crate::meter::{Figures, Gauge, Meter};
 use crate::progress::Progress;
 use crate::report::{Memory, Report, Step, median_seconds, method};
 use crate::text::Text;
@@ -37,26 +38,34 @@ pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunErr
     memory::unranked_work_for_rank_0(run.ranks == 1);
     memory::unranked().reset_peak();
 
-    let device = run.burn_device().autodiff();
-    let model = build(config, &device);
+    let devices: Vec<_> = run.devices()?.into_iter().map(Device::autodiff).collect();
+    let model = build(config);
     let parameters = model.num_params();
     progress.line(&run.mesh_line());
     progress.line(&text.line());
     progress.line(&format!("model: {parameters} parameters"));
 
-    let outcomes = launch_module(&run.launch(), &device, model, |device, model| {
+    let outcomes = launch_module(&run.launch(), &devices, model, |device, model| {
         let account = memory::enter(device.rank());
+        let gauge = match run.device {
+            DeviceKind::Flex => Gauge::Host(account),
+            _ => Gauge::Pool {
+                device: device.device().clone(),
+                ranks: run.ranks.div_ceil(devices.len()),
+            },
+        };
         let (model, layouts) = model.shard(&device);
-        let meter = Meter::new(account, model.num_params() * PARAMETER_BYTES);
+        let meter = Meter::new(gauge, model.num_params() * PARAMETER_BYTES);
         Rank::new(device, config, &text, layouts, meter).run(model, progress)
     })?;
     progress.finish();
     Ok(report(config, outcomes))
 }
 
-/// The initial model: a function of the seed.
-fn build(config: &TrainConfig, device: &Device) -> Transformer {
-    seeded(device, config.run.seed, |device| config.model().init(device))
+/// The initial model: a function of the seed, whatever the device.
+fn build(config: &TrainConfig) -> Transformer {
+    let cpu = Device::flex().autodiff();
+    seeded(&cpu, config.run.seed, |device| config.model().init(device))
 }
 
 /// What a rank brings home.
@@ -74,7 +83,30 @@ struct Rank<'a> {
     text: &'a Text,
     meter: Meter,
     layouts: ParamLayouts,
-    optimizer: ModuleOptimizer,
+    optimizer: Optimizer,
+}
+
+/// Who keeps the optimizer's state.
+enum Optimizer {
+    /// Every rank all of it.
+    Whole(ModuleOptimizer),
+    /// Every rank its share.
+    Shared(ShardedOptimizer),
+}
+
+impl Optimizer {
+    fn new(config: &TrainConfig) -> Self {
+        let adamw = AdamWConfig::new()
+            .with_beta_1(0.9)
+            .with_beta_2(0.95)
+            .with_epsilon(1e-8)
+            .with_weight_decay(0.1)
+            .init();
+        match config.shard {
+            Shard::None => Optimizer::Whole(adamw),
+            Shard::Optimizer => Optimizer::Shared(ShardedOptimizer::new(adamw)),
+        }
+    }
 }
 
 type Sample = (SpTensor<2, Int>, SpTensor<2, Int>);
@@ -88,12 +120,7 @@ impl<'a> Rank<'a> {
             run: &config.run,
             text,
             layouts,
-            optimizer: AdamWConfig::new()
-                .with_beta_1(0.9)
-                .with_beta_2(0.95)
-                .with_epsilon(1e-8)
-                .with_weight_decay(0.1)
-                .init(),
+            optimizer: Optimizer::new(config),
         }
     }
 
@@ -149,12 +176,23 @@ impl<'a> Rank<'a> {
         }
 
         self.meter.sum_starts();
-        let mesh = self.device.mesh();
-        let gradients = sum_gradients(&model, accumulator.grads(), &self.layouts, mesh);
-        self.meter.sum_done();
+        let (mesh, layouts, lr) = (self.device.mesh(), &self.layouts, self.config.lr);
         let clip = (self.config.clip > 0.0).then_some(self.config.clip);
-        let (gradients, norm) = clip_by_global_norm(&model, gradients, clip, &self.layouts, mesh);
-        (self.optimizer.step(self.config.lr, model, gradients), loss, norm)
+        let gradients = accumulator.grads();
+        let (model, norm) = match &mut self.optimizer {
+            Optimizer::Whole(optimizer) => {
+                let gradients = sum_gradients(&model, gradients, layouts, mesh);
+                self.meter.sum_done();
+                let (gradients, norm) = clip_by_global_norm(&model, gradients, clip, layouts, mesh);
+                (optimizer.step(lr, model, gradients), norm)
+            }
+            Optimizer::Shared(optimizer) => {
+                let updated = optimizer.step(lr, model, gradients, clip, layouts, mesh);
+                self.meter.sum_done();
+                updated
+            }
+        };
+        (model, loss, norm)
     }
 
     /// The tokens and labels of a micro-step.
@@ -175,6 +213,7 @@ impl<'a> Rank<'a> {
         ForwardOptions {
             kv: self.run.kv_move(),
             dropout,
+            recompute: self.config.recompute(),
             ..ForwardOptions::default()
         }
     }
@@ -211,17 +250,27 @@ pub(crate) fn give_up_if_diverged(device: &SpDevice, step: &Step, lr: f64) {
     raise(CommError::failed(device.rank(), what))
 }
 
+/// Of two moments. Shares differ by an element a parameter at most.
+fn optimizer_bytes(config: &TrainConfig, whole: Vec<u64>) -> Vec<u64> {
+    let RunConfig { dp, ring, ulysses, .. } = config.run;
+    let ranks = match config.shard {
+        Shard::None => 1,
+        Shard::Optimizer => (dp * ring * ulysses) as u64,
+    };
+    whole.into_iter().map(|bytes| bytes.div_ceil(ranks)).collect()
+}
+
 fn report(config: &TrainConfig, outcomes: Vec<Outcome>) -> Report {
     let run = &config.run;
     let of =
         |figure: fn(&Figures) -> u64| -> Vec<u64> { outcomes.iter().map(|outcome| figure(&outcome.figures)).collect() };
-    let known = memory::measured();
+    let known = run.device != DeviceKind::Flex || memory::measured();
     let measured = |bytes: Vec<u64>| if known { bytes } else { vec![0; run.ranks] };
     let memory = Memory {
         peak_bytes_per_rank: measured(of(|figures| figures.peak)),
         peak_activation_bytes_per_rank: measured(of(|figures| figures.activation)),
         parameter_bytes_per_rank: of(|figures| figures.parameters),
-        optimizer_bytes_per_rank: of(|figures| 2 * figures.parameters),
+        optimizer_bytes_per_rank: optimizer_bytes(config, of(|figures| 2 * figures.parameters)),
         gradient_bytes_per_rank: of(|figures| figures.parameters),
         bucket_bytes_per_rank: measured(of(|figures| figures.buckets)),
         other_threads_peak_bytes: if run.ranks == 1 {
@@ -229,7 +278,7 @@ fn report(config: &TrainConfig, outcomes: Vec<Outcome>) -> Report {
         } else {
             memory::unranked().peak() as u64
         },
-        method: method(run.ranks),
+        method: method(run.device, run.ranks),
     };
     let communication = outcomes
         .iter()

@@ -55,7 +55,17 @@ fn what_flags_cannot_say() {
         ("--clip -1", "--clip"),
         ("--kv all", "possible values: ring, gather"),
         ("--engine mpi", "possible values: threads"),
-        ("--device cuda", "possible values: flex"),
+        ("--device gpu", "possible values: flex, wgpu, cuda"),
+        #[cfg(not(feature = "wgpu"))]
+        (
+            "--device wgpu",
+            "--device wgpu: this program was built without it; build it with --features wgpu",
+        ),
+        #[cfg(not(feature = "cuda"))]
+        (
+            "--device cuda",
+            "--device cuda: this program was built without it; build it with --features cuda",
+        ),
         (
             "--ranks 3 --ulysses 2",
             "mesh: ulysses 2 needs 2 ranks, but 3 were given",

@@ -1,9 +1,10 @@
 //! Fused attention against Burn's own under autodiff, at 8 heads of 64, causal, f32; then what a sliding window saves of
-//! a long sequence, and what dropout costs.
+//! a long sequence, and what dropout costs. On Flex; with `--features wgpu` also on the default wgpu device, there both by
+//! tiles and by matrix products.
 //!
 //! After criterion's report, one line a case: best time, GFLOP/s (visible pairs only: 4 x heads x dim a pair forward,
-//! 2.5 times that backward), the share of what a large matrix product reaches in the same run, and the peak memory
-//! above the inputs.
+//! 2.5 times that backward), the share of what a large matrix product reaches on the same device in the same run, and the
+//! peak memory above the inputs, where that is the host's.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -11,9 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::backend::{Flex, tensor::FloatTensor};
-use burn::tensor::{Device, Distribution, Tensor, module, ops::AttentionModuleOptions};
+use burn::backend::{DispatchKindConversion, Flex, tensor::FloatTensor};
+use burn::tensor::{Device, DispatchTensor, Distribution, Tensor, module, ops::AttentionModuleOptions};
 use criterion::{Criterion, Throughput};
+#[cfg(feature = "wgpu")]
+use kernels_cubecl::cube::AttentionPath;
 use kernels_cubecl::{AttentionDropout, AttentionSpec, HeadMap, Kernels, Mask, Positions, attention};
 use mimalloc::MiMalloc;
 
@@ -25,6 +28,7 @@ const BURN_UP_TO: usize = 4096;
 const LONG: usize = 16_384;
 const WINDOW: usize = 1024;
 const DROPOUT_AT: usize = 2048;
+const FLEX: &str = "flex";
 
 /// mimalloc, counting bytes in use.
 struct Counting;
@@ -58,33 +62,138 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What one case came to.
-struct Measured {
-    best: Duration,
-    peak: usize,
+/// The benchmarks of one device.
+struct Bench<'a> {
+    criterion: &'a mut Criterion,
+    device: Device,
+    label: &'static str,
+    /// GFLOP/s of a large matrix product.
+    rate: f64,
+    /// [`both`] on this device.
+    both: fn(&[Tensor<4>; 4], &AttentionSpec),
+    lines: &'a mut Vec<String>,
 }
 
-/// Runs `case` under criterion and keeps the best time and the peak memory above the state before.
-fn measure(criterion: &mut Criterion, name: &str, length: usize, flops: f64, mut case: impl FnMut()) -> Measured {
-    let before = IN_USE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    let mut best = Duration::MAX;
-    let mut group = criterion.benchmark_group(name);
-    group.throughput(Throughput::Elements(flops as u64));
-    group.bench_function(length.to_string(), |bencher| {
-        bencher.iter_custom(|iterations| {
-            let start = Instant::now();
-            for _ in 0..iterations {
-                let start = Instant::now();
-                case();
-                best = best.min(start.elapsed());
-            }
-            start.elapsed()
+impl Bench<'_> {
+    /// Runs `case` under criterion and adds a line with the best time and the peak memory above the state before.
+    fn measure(&mut self, name: &str, length: usize, flops: f64, mut case: impl FnMut()) {
+        let before = IN_USE.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        let mut best = Duration::MAX;
+        let device = &self.device;
+        let mut group = self.criterion.benchmark_group(format!("{}: {name}", self.label));
+        group.throughput(Throughput::Elements(flops as u64));
+        group.bench_function(length.to_string(), |bencher| {
+            bencher.iter_custom(|iterations| {
+                let mut total = Duration::ZERO;
+                for _ in 0..iterations {
+                    device.sync().expect("a device that works");
+                    let start = Instant::now();
+                    case();
+                    device.sync().expect("a device that works");
+                    let time = start.elapsed();
+                    best = best.min(time);
+                    total += time;
+                }
+                total
+            });
         });
-    });
-    Measured {
-        best,
-        peak: PEAK.load(Ordering::Relaxed) - before,
+        group.finish();
+        if best == Duration::MAX {
+            return; // filtered out on the command line
+        }
+        let seconds = best.as_secs_f64();
+        let reached = flops / seconds / 1e9;
+        let mut line = format!(
+            "{}: {name} {length}: {:.1} ms, {reached:.0} GFLOP/s, {:.0}% of matmul",
+            self.label,
+            seconds * 1e3,
+            100.0 * reached / self.rate
+        );
+        if self.label == FLEX {
+            let peak = PEAK.load(Ordering::Relaxed) - before;
+            line += &format!(", {:.1} MB above inputs", peak as f64 / 1e6);
+        }
+        self.lines.push(line);
+    }
+
+    fn lengths(&mut self) {
+        let both = self.both;
+        for length in LENGTHS {
+            let spec = || spec(Mask::Causal, length);
+            let forward_flops = forward_flops(&spec());
+            let both_flops = 3.5 * forward_flops;
+            let device = self.device.clone().autodiff();
+            let [q, k, v, grad] = [(); 4].map(|_| random([1, length, HEADS, DIM], &device));
+            let [plain_q, plain_k, plain_v] = [&q, &k, &v].map(|tensor| tensor.clone().inner());
+
+            self.measure("fused forward", length, forward_flops, || {
+                attention(plain_q.clone(), plain_k.clone(), plain_v.clone(), spec());
+            });
+
+            let plain = [&plain_q, &plain_k, &plain_v, &grad.clone().inner()].map(Clone::clone);
+            self.measure("fused forward+backward", length, both_flops, || {
+                both(&plain, &spec());
+            });
+
+            let [q, k, v] = [q, k, v].map(|tensor| tensor.require_grad());
+            self.measure("fused forward+backward, autodiff", length, both_flops, || {
+                let (out, _) = attention(q.clone(), k.clone(), v.clone(), spec());
+                (out * grad.clone()).sum().backward();
+            });
+
+            if length <= BURN_UP_TO {
+                self.measure("Burn forward+backward, autodiff", length, both_flops, || {
+                    let options = AttentionModuleOptions {
+                        is_causal: true,
+                        ..Default::default()
+                    };
+                    let [q, k, v] = [&q, &k, &v].map(|tensor| tensor.clone().swap_dims(1, 2));
+                    let out = module::attention(q, k, v, None, None, options);
+                    (out * grad.clone().swap_dims(1, 2)).sum().backward();
+                });
+            }
+        }
+    }
+
+    fn compare(&mut self, length: usize, cases: [(&str, AttentionSpec); 2]) {
+        let inputs = [(); 4].map(|_| random([1, length, HEADS, DIM], &self.device));
+        let both = self.both;
+        for (name, spec) in cases {
+            self.measure(name, length, 3.5 * forward_flops(&spec), || both(&inputs, &spec));
+        }
+    }
+
+    fn all(&mut self) {
+        self.lengths();
+        let window = Mask::Window { size: WINDOW, sink: 0 };
+        self.compare(
+            LONG,
+            [
+                ("window: causal forward+backward", spec(Mask::Causal, LONG)),
+                ("window: window forward+backward", spec(window, LONG)),
+            ],
+        );
+        let dropout = AttentionDropout {
+            probability: 0.1,
+            seed: 1,
+            stream: 0,
+            shape: [1, HEADS, DROPOUT_AT, DROPOUT_AT],
+            batch: Positions::whole(1),
+            heads: Positions::whole(HEADS),
+        };
+        let without = spec(Mask::Causal, DROPOUT_AT);
+        let with = AttentionSpec {
+            dropout: Some(dropout),
+            ..without.clone()
+        };
+        self.compare(
+            DROPOUT_AT,
+            [
+                ("dropout: none, forward+backward", without),
+                ("dropout: a tenth, forward+backward", with),
+            ],
+        );
     }
 }
 
@@ -110,31 +219,35 @@ fn forward_flops(spec: &AttentionSpec) -> f64 {
 }
 
 /// Forward and backward on plain tensors.
-fn both([q, k, v, grad]: &[Tensor<4>; 4], spec: &AttentionSpec) {
-    let (out, stats) = Flex::attention_forward(primitive(q), primitive(k), primitive(v), spec);
-    Flex::attention_backward(
-        primitive(q),
-        primitive(k),
-        primitive(v),
-        out,
-        stats,
-        primitive(grad),
-        spec,
-    );
+fn both<B: Kernels>(inputs: &[Tensor<4>; 4], spec: &AttentionSpec)
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let [q, k, v, grad] = inputs.each_ref().map(primitive::<B>);
+    let (out, stats) = B::attention_forward(q.clone(), k.clone(), v.clone(), spec);
+    B::attention_backward(q, k, v, out, stats, grad, spec);
 }
 
-fn primitive(tensor: &Tensor<4>) -> FloatTensor<Flex> {
-    tensor.clone().try_into_primitive::<Flex>().expect("a tensor on Flex")
+fn primitive<B: Kernels>(tensor: &Tensor<4>) -> FloatTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    tensor
+        .clone()
+        .try_into_primitive::<B>()
+        .expect("a tensor on the device")
 }
 
 /// GFLOP/s of a large matrix product through Burn.
-fn matmul_rate() -> f64 {
+fn matmul_rate(device: &Device) -> f64 {
     const SIZE: usize = 2048;
-    let device = Device::flex();
-    let [a, b] = [(); 2].map(|_| Tensor::<2>::random([SIZE; 2], Distribution::Default, &device));
+    let [a, b] = [(); 2].map(|_| Tensor::<2>::random([SIZE; 2], Distribution::Default, device));
     let best = (0..8).map(|_| {
+        device.sync().expect("a device that works");
         let start = Instant::now();
-        drop(a.clone().matmul(b.clone()));
+        let product = a.clone().matmul(b.clone());
+        device.sync().expect("a device that works");
+        drop(product);
         start.elapsed()
     });
     2.0 * (SIZE as f64).powi(3) / best.min().expect("some runs").as_secs_f64() / 1e9
@@ -147,99 +260,29 @@ fn main() {
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(5))
         .configure_from_args();
-    let rate = matmul_rate();
-    let mut lines = vec![format!("matmul 2048^3: {rate:.0} GFLOP/s")];
-    let mut report = |name: &str, length: usize, flops: f64, measured: Measured| {
-        if measured.best == Duration::MAX {
-            return; // filtered out on the command line
-        }
-        let seconds = measured.best.as_secs_f64();
-        let reached = flops / seconds / 1e9;
-        lines.push(format!(
-            "{name} {length}: {:.1} ms, {reached:.0} GFLOP/s, {:.0}% of matmul, {:.1} MB above inputs",
-            seconds * 1e3,
-            100.0 * reached / rate,
-            measured.peak as f64 / 1e6
-        ));
+    let mut lines = Vec::new();
+    let mut bench = |label: &'static str, device: Device, both: fn(&[Tensor<4>; 4], &AttentionSpec)| {
+        let rate = matmul_rate(&device);
+        lines.push(format!("{label}: matmul 2048^3: {rate:.0} GFLOP/s"));
+        let mut bench = Bench {
+            criterion: &mut criterion,
+            device,
+            label,
+            rate,
+            both,
+            lines: &mut lines,
+        };
+        bench.all();
     };
-    for length in LENGTHS {
-        let spec = || spec(Mask::Causal, length);
-        let forward_flops = forward_flops(&spec());
-        let both_flops = 3.5 * forward_flops;
-        let device = Device::flex().autodiff();
-        let [q, k, v, grad] = [(); 4].map(|_| random([1, length, HEADS, DIM], &device));
-        let [plain_q, plain_k, plain_v] = [&q, &k, &v].map(|tensor| tensor.clone().inner());
-
-        let name = "fused forward";
-        let measured = measure(&mut criterion, name, length, forward_flops, || {
-            attention(plain_q.clone(), plain_k.clone(), plain_v.clone(), spec());
-        });
-        report(name, length, forward_flops, measured);
-
-        let name = "fused forward+backward";
-        let plain = [plain_q, plain_k, plain_v, grad.clone().inner()];
-        let measured = measure(&mut criterion, name, length, both_flops, || both(&plain, &spec()));
-        report(name, length, both_flops, measured);
-
-        let [q, k, v] = [q, k, v].map(|tensor| tensor.require_grad());
-        let name = "fused forward+backward, autodiff";
-        let measured = measure(&mut criterion, name, length, both_flops, || {
-            let (out, _) = attention(q.clone(), k.clone(), v.clone(), spec());
-            (out * grad.clone()).sum().backward();
-        });
-        report(name, length, both_flops, measured);
-
-        if length <= BURN_UP_TO {
-            let name = "Burn forward+backward, autodiff";
-            let measured = measure(&mut criterion, name, length, both_flops, || {
-                let options = AttentionModuleOptions {
-                    is_causal: true,
-                    ..Default::default()
-                };
-                let [q, k, v] = [&q, &k, &v].map(|tensor| tensor.clone().swap_dims(1, 2));
-                let out = module::attention(q, k, v, None, None, options);
-                (out * grad.clone().swap_dims(1, 2)).sum().backward();
-            });
-            report(name, length, both_flops, measured);
-        }
+    bench(FLEX, Device::flex(), both::<Flex>);
+    #[cfg(feature = "wgpu")]
+    for (label, path) in [
+        ("wgpu by tiles", AttentionPath::Tiles),
+        ("wgpu by products", AttentionPath::Products { block: 1024 }),
+    ] {
+        AttentionPath::force(Some(path));
+        bench(label, Device::wgpu(Default::default()), both::<burn_cubecl::Cube>);
     }
-
-    let mut compare = |length: usize, cases: [(&str, AttentionSpec); 2]| {
-        let inputs = [(); 4].map(|_| random([1, length, HEADS, DIM], &Device::flex()));
-        for (name, spec) in cases {
-            let flops = 3.5 * forward_flops(&spec);
-            let measured = measure(&mut criterion, name, length, flops, || both(&inputs, &spec));
-            report(name, length, flops, measured);
-        }
-    };
-    let window = Mask::Window { size: WINDOW, sink: 0 };
-    compare(
-        LONG,
-        [
-            ("window: causal forward+backward", spec(Mask::Causal, LONG)),
-            ("window: window forward+backward", spec(window, LONG)),
-        ],
-    );
-    let dropout = AttentionDropout {
-        probability: 0.1,
-        seed: 1,
-        stream: 0,
-        shape: [1, HEADS, DROPOUT_AT, DROPOUT_AT],
-        batch: Positions::whole(1),
-        heads: Positions::whole(HEADS),
-    };
-    let without = spec(Mask::Causal, DROPOUT_AT);
-    let with = AttentionSpec {
-        dropout: Some(dropout),
-        ..without.clone()
-    };
-    compare(
-        DROPOUT_AT,
-        [
-            ("dropout: none, forward+backward", without),
-            ("dropout: a tenth, forward+backward", with),
-        ],
-    );
     criterion.final_summary();
     println!("\n{}", lines.join("\n"));
 }

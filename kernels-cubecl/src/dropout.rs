@@ -90,9 +90,105 @@ impl DropRule {
         })
     }
 
+    /// The smallest word that stays.
+    #[cfg(feature = "cube")]
+    pub fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
     /// Whether the element with this random word stays.
     #[inline(always)]
     pub fn keeps(&self, word: u32) -> bool {
         word >= self.threshold
+    }
+}
+
+/// The global indices of a local part of a tensor, in local row-major order.
+///
+/// Trailing dimensions held whole, and the ranges of the dimension before them, are runs of consecutive global indices.
+pub(crate) struct Runs {
+    /// For each dimension before the runs, the innermost first, the global index at which each local position starts.
+    outer: Vec<Vec<u64>>,
+    /// Where each run starts in a local slab, and its global index there; a slab is one position of all of `outer`.
+    pub runs: Vec<(usize, u64)>,
+    /// Local elements of a slab.
+    pub slab: usize,
+}
+
+impl Runs {
+    /// The part at `positions`, one for each dimension of the global `shape`.
+    pub fn new(shape: &[usize], positions: &[Positions]) -> Self {
+        let dims = shape.len();
+        let whole = |dim: usize| {
+            let mut next = 0;
+            positions[dim].ranges().iter().all(|range| {
+                let joins = range.start == next;
+                next = range.end;
+                joins
+            }) && next == shape[dim]
+        };
+        // The last dimension held in part, and how many elements lie behind one of its positions.
+        let mut split = dims;
+        let mut inner = 1;
+        while split > 0 {
+            split -= 1;
+            if !whole(split) {
+                break;
+            }
+            if split > 0 {
+                inner *= shape[split];
+            }
+        }
+        let mut runs = Vec::new();
+        let mut slab = 0;
+        let mut outer = Vec::new();
+        if dims == 0 {
+            runs.push((0, 0));
+            slab = 1;
+        } else {
+            for range in positions[split].ranges() {
+                runs.push((slab, (range.start * inner) as u64));
+                slab += range.len() * inner;
+            }
+            let mut stride = (inner * shape[split]) as u64;
+            for dim in (0..split).rev() {
+                outer.push(positions[dim].iter().map(|position| position as u64 * stride).collect());
+                stride *= shape[dim] as u64;
+            }
+        }
+        Self { outer, runs, slab }
+    }
+
+    /// Global index that the runs of a slab count from.
+    #[inline(always)]
+    pub fn slab_start(&self, slab: usize) -> u64 {
+        let mut rest = slab;
+        let mut global = 0;
+        for starts in &self.outer {
+            global += starts[rest % starts.len()];
+            rest /= starts.len();
+        }
+        global
+    }
+
+    /// Every run of the whole part: its first local element and that element's global index. Runs that continue each
+    /// other are one.
+    #[cfg(feature = "cube")]
+    pub fn flat(&self) -> Vec<(usize, u64)> {
+        let slabs: usize = self.outer.iter().map(Vec::len).product();
+        let mut flat: Vec<(usize, u64)> = Vec::new();
+        for slab in 0..slabs {
+            let (start, global) = (slab * self.slab, self.slab_start(slab));
+            for &(run, first) in &self.runs {
+                let (local, global) = (start + run, global + first);
+                let continues = flat
+                    .last()
+                    .is_some_and(|&(before, index)| index + (local - before) as u64 == global);
+                if !continues {
+                    flat.push((local, global));
+                }
+            }
+        }
+        flat
     }
 }

@@ -42,6 +42,51 @@ pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Tensor<
     ))
 }
 
+/// An update of a residual stream and the layer norm behind it, in one pass: `sum = x + dropout(update)` and
+/// `layer_norm(sum)`, both returned. Keeps the sum and two numbers a row for backward.
+///
+/// # Shapes
+/// - `x`, `update`: `[..., features]`, `weight`, `bias`: `[features]`
+pub fn residual_layer_norm<const D: usize>(
+    x: Tensor<D>,
+    update: Tensor<D>,
+    dropout: Option<DropoutSpec>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    let (sum, y) = <Dispatch as FusedOps>::residual_layer_norm(
+        x.into_dispatch(),
+        update.into_dispatch(),
+        dropout,
+        weight.into_dispatch(),
+        bias.into_dispatch(),
+        eps,
+    );
+    (Tensor::from_dispatch(sum), Tensor::from_dispatch(y))
+}
+
+/// As [`residual_layer_norm`], with a root mean square norm; keeps the sum and one number a row for backward.
+///
+/// # Shapes
+/// - `x`, `update`: `[..., features]`, `weight`: `[features]`
+pub fn residual_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    update: Tensor<D>,
+    dropout: Option<DropoutSpec>,
+    weight: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    let (sum, y) = <Dispatch as FusedOps>::residual_rms_norm(
+        x.into_dispatch(),
+        update.into_dispatch(),
+        dropout,
+        weight.into_dispatch(),
+        eps,
+    );
+    (Tensor::from_dispatch(sum), Tensor::from_dispatch(y))
+}
+
 /// `silu(gate) * up`; keeps only its two inputs for backward.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as FusedOps>::swiglu(gate.into_dispatch(), up.into_dispatch()))

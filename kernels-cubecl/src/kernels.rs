@@ -6,7 +6,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-use crate::{AttentionSpec, DropoutSpec, RotaryStyle};
+use crate::{AttentionSpec, DropoutSpec, RotaryStyle, checks};
 
 /// Forward and backward kernels of a backend, on plain (not autodiff) tensors.
 ///
@@ -95,6 +95,45 @@ pub trait Kernels: Backend {
         inverse_std: FloatTensor<Self>,
         grad: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// An update of a residual stream and the norm behind it, in one pass: `sum = x + dropout(update)`, and of `sum` the
+    /// layer norm if there is a bias, else the root mean square norm. Returns `(sum, y, mean, 1 / std)`, the latter three
+    /// those of that norm: without a bias no mean, and `1 / rms`.
+    ///
+    /// The default calls [`dropout`](Self::dropout), an addition and the norm.
+    ///
+    /// # Shapes
+    /// - `x`, `update`: `[..., features]`, `weight`, `bias`: `[features]`
+    fn residual_norm_forward(
+        x: FloatTensor<Self>,
+        update: FloatTensor<Self>,
+        dropout: Option<&DropoutSpec>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        eps: f64,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        Option<FloatTensor<Self>>,
+        FloatTensor<Self>,
+    ) {
+        checks::residual_norm(&x, &update, &weight, bias.as_ref());
+        let update = match dropout {
+            Some(spec) => Self::dropout(update, spec),
+            None => update,
+        };
+        let sum = Self::float_add(x, update);
+        match bias {
+            Some(bias) => {
+                let (y, mean, inverse_std) = Self::layer_norm_forward(sum.clone(), weight, bias, eps);
+                (sum, y, Some(mean), inverse_std)
+            }
+            None => {
+                let (y, inverse_rms) = Self::rms_norm_forward(sum.clone(), weight, eps);
+                (sum, y, None, inverse_rms)
+            }
+        }
+    }
 
     /// `silu(gate) * up`, elementwise.
     fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;

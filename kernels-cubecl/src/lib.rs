@@ -1,6 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 mod autodiff;
+#[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(dead_code))]
+mod checks;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod dropout;
 #[cfg(feature = "flex")]
 mod flex;
@@ -10,6 +14,8 @@ mod mask;
 mod ops;
 pub mod philox;
 mod positions;
+#[cfg(any(feature = "flex", feature = "cube"))]
+mod problem;
 mod spec;
 
 pub use dropout::{AttentionDropout, DropoutSpec};

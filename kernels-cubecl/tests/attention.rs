@@ -1,4 +1,5 @@
 //! Fused attention on Flex against fixtures made with PyTorch, exact oracles and an independent f64 computation.
+#![cfg(feature = "flex")]
 
 #[path = "attention/accuracy.rs"]
 mod accuracy;
@@ -18,3 +19,20 @@ mod nan;
 mod refusals;
 #[path = "attention/support.rs"]
 mod support;
+
+mod backend {
+    use burn::tensor::{DType, Device};
+
+    pub type Raw = burn::backend::Flex;
+
+    /// Whether weights are rounded to the dtype of the inputs.
+    pub const ROUNDED_WEIGHTS: bool = false;
+
+    pub fn device() -> Device {
+        Device::flex()
+    }
+
+    pub fn supports(_dtype: DType) -> bool {
+        true
+    }
+}

@@ -54,7 +54,8 @@ impl<M: Module> Comparison<M> {
         }
     }
 
-    /// On this device; its autodiff setting is kept.
+    /// On this device; its autodiff setting is kept. What it is compared with in f64 always runs on Flex: few
+    /// GPUs have all functions in f64.
     pub fn on_device(self, device: Device) -> Self {
         Self { device, ..self }
     }
@@ -102,13 +103,12 @@ impl<M: Module> Comparison<M> {
     {
         let dtype = dtype_of(&self.module).unwrap_or(DType::F32);
         let one = MeshShape::default();
-        let truth = self.launch(one, DType::F64, &body)?.remove(0);
-        let single = match dtype {
-            DType::F64 => truth.clone(),
-            _ => self.launch(one, dtype, &body)?.remove(0),
-        };
+        let truth = self
+            .launch(&Device::flex().autodiff(), one, DType::F64, &body)?
+            .remove(0);
+        let single = self.launch(&self.device, one, dtype, &body)?.remove(0);
         let meshes = self.meshes.iter().map(|mesh| {
-            let ranks = self.launch(*mesh, dtype, &body)?;
+            let ranks = self.launch(&self.device, *mesh, dtype, &body)?;
             Ok((*mesh, self.judge(*mesh, dtype, &truth, &single, ranks)?))
         });
         Ok(Report {
@@ -116,14 +116,14 @@ impl<M: Module> Comparison<M> {
         })
     }
 
-    fn launch<F>(&self, mesh: MeshShape, dtype: DType, body: &F) -> Result<Vec<Run>, Difference>
+    fn launch<F>(&self, device: &Device, mesh: MeshShape, dtype: DType, body: &F) -> Result<Vec<Run>, Difference>
     where
         F: Fn(&Rank, &M) -> Outcome + Send + Sync,
     {
         let config = LaunchConfig::new(mesh).with_timeout(self.timeout);
         let module = cast(self.module.clone(), dtype).train();
         let (inputs, shard) = (&self.inputs, &self.shard);
-        launch_module(&config, &self.device, module, |device, module| {
+        launch_module(&config, device, module, |device, module| {
             let (module, layouts) = shard(module, &device);
             let rank = Rank::new(device, dtype, inputs.clone());
             let outcome = body(&rank, &module);

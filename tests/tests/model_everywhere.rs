@@ -10,7 +10,7 @@ use burn_sp::layout::{MeshShape, Split};
 use burn_sp::nn::DropoutKey;
 use burn_sp::seeded;
 use burn_sp::train::valid_tokens;
-use burn_sp_models::transformer::{ForwardOptions, Transformer, TransformerConfig, next_token_labels};
+use burn_sp_models::transformer::{ForwardOptions, Recompute, Transformer, TransformerConfig, next_token_labels};
 use burn_sp_tests::{Comparison, Outcome, cast};
 use common::TIMEOUT;
 use everywhere::{masks, meshes};
@@ -50,10 +50,17 @@ fn ids(device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [BATCH, TOKENS]), device)
 }
 
-fn agrees(config: &TransformerConfig, mask: &Mask, split: &Split, kv: KvMove, meshes: Vec<MeshShape>) {
+fn agrees(
+    config: &TransformerConfig,
+    mask: &Mask,
+    split: &Split,
+    kv: KvMove,
+    recompute: Recompute,
+    meshes: Vec<MeshShape>,
+) {
     let model = seeded(&Device::flex(), 5, |device| config.init(device));
     let (mask, split) = (mask.clone(), split.clone());
-    let context = format!("{config:?}, {mask:?}, {split}, {kv:?}");
+    let context = format!("{config:?}, {mask:?}, {split}, {kv:?}, {recompute:?}");
     let comparison = Comparison::new(cast(model, DType::F64))
         .with_factor(ROUNDINGS)
         .shard_by(Transformer::shard)
@@ -72,6 +79,7 @@ fn agrees(config: &TransformerConfig, mask: &Mask, split: &Split, kv: KvMove, me
                 step: 3,
                 layer: 0,
             }),
+            recompute,
         };
         let hidden = model.forward(tokens.clone(), &options);
         let loss = model.loss(tokens, &labels, valid_tokens([&labels]), &options);
@@ -82,7 +90,15 @@ fn agrees(config: &TransformerConfig, mask: &Mask, split: &Split, kv: KvMove, me
     }
 }
 
+const RECOMPUTE: [Recompute; 4] = [
+    Recompute::None,
+    Recompute::Blocks,
+    Recompute::Attention,
+    Recompute::AllButAttention,
+];
+
 fn agree_where(of: impl Fn(&MeshShape) -> bool) {
+    let mut next = 0;
     for config in models() {
         for mask in masks(TOKENS) {
             for split in [Split::Contiguous, Split::Zigzag] {
@@ -91,9 +107,12 @@ fn agree_where(of: impl Fn(&MeshShape) -> bool) {
                     // Without a ring, one split is as good as the other.
                     let chosen = chosen.filter(|(mesh, _)| mesh.ring > 1 || split == Split::Zigzag);
                     let chosen: Vec<_> = chosen.map(|(mesh, _)| mesh).collect();
-                    agrees(&config, &mask, &split, kv, chosen);
+                    // Each mask and mesh meets each way to recompute, on some split or with some way to move keys.
+                    agrees(&config, &mask, &split, kv, RECOMPUTE[next % RECOMPUTE.len()], chosen);
+                    next += 1;
                 }
             }
+            next += 1;
         }
     }
 }

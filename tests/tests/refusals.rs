@@ -305,7 +305,7 @@ fn layouts_that_cannot_be() {
 fn meshes_that_cannot_be() {
     let config = LaunchConfig::new(MeshShape { tp: 0, ..TWO });
     let started = |_: SpDevice| panic!("a rank has started");
-    let error = launch::<(), _>(&config, &Device::flex(), started)
+    let error = launch::<(), _, _>(&config, &Device::flex(), started)
         .unwrap_err()
         .to_string();
     assert_eq!(error, "mesh: tp is 0; leave the axis out or give it at least 1 rank");

@@ -169,6 +169,10 @@ fn shapes(lengths: impl IntoIterator<Item = usize>) -> Vec<[usize; 3]> {
 }
 
 fn cases() -> Vec<(usize, Vec<[usize; 3]>)> {
+    if common::device() != Device::flex() {
+        // A launch takes a hundred times as long as so small a copy.
+        return vec![(2, shapes([0, 7])), (3, shapes([2, 5]))];
+    }
     let mut cases: Vec<_> = (1..=5).map(|size| (size, shapes(0..=9))).collect();
     cases.push((8, shapes([2, 7])));
     cases

@@ -40,16 +40,21 @@ impl Dropout {
     /// If the tensor is partial: a sum of dropped terms is not a dropped sum.
     #[track_caller]
     pub fn forward<const D: usize>(&self, x: SpTensor<D>, key: Option<DropoutKey>) -> SpTensor<D> {
-        let Some(key) = key.filter(|_| self.probability > 0.0) else {
-            return x;
-        };
-        let spec = DropoutSpec {
+        match self.mask(&x, key) {
+            Some(spec) => x.tokenwise(|local| kernels_cubecl::dropout(local, spec)),
+            None => x,
+        }
+    }
+
+    /// The mask of this rank's part of a tensor, if any is applied.
+    pub(crate) fn mask<const D: usize>(&self, x: &SpTensor<D>, key: Option<DropoutKey>) -> Option<DropoutSpec> {
+        let key = key.filter(|_| self.probability > 0.0)?;
+        Some(DropoutSpec {
             probability: self.probability,
             seed: key.seed,
             stream: key.stream(),
             shape: x.global_shape().to_vec(),
             positions: (0..D).map(|dim| x.positions(dim)).collect(),
-        };
-        x.tokenwise(|local| kernels_cubecl::dropout(local, spec))
+        })
     }
 }

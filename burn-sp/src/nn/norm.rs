@@ -1,6 +1,10 @@
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
+use kernels_cubecl::DropoutSpec;
+
+use super::{Dropout, DropoutKey};
+use crate::SpTensor;
 
 /// Configuration of [`RmsNorm`].
 #[derive(Config, Debug)]
@@ -38,6 +42,26 @@ impl RmsNorm {
     /// - `x`: `[..., features]`
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         kernels_cubecl::rms_norm(x, self.gamma.val(), self.epsilon)
+    }
+
+    /// A branch joins the residual stream: `x + dropout(branch)` and the norm of it, in one pass.
+    ///
+    /// # Shapes
+    /// - `x`, `branch`: `[..., features]`, laid out alike, and so are both results
+    ///
+    /// # Panics
+    /// If the layouts differ or are partial.
+    #[track_caller]
+    pub fn forward_residual<const D: usize>(
+        &self,
+        x: SpTensor<D>,
+        branch: SpTensor<D>,
+        dropout: Dropout,
+        key: Option<DropoutKey>,
+    ) -> (SpTensor<D>, SpTensor<D>) {
+        residual(x, branch, dropout, key, |x, branch, dropout| {
+            kernels_cubecl::residual_rms_norm(x, branch, dropout, self.gamma.val(), self.epsilon)
+        })
     }
 }
 
@@ -81,4 +105,43 @@ impl LayerNorm {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         kernels_cubecl::layer_norm(x, self.gamma.val(), self.beta.val(), self.epsilon)
     }
+
+    /// As [`RmsNorm::forward_residual`].
+    ///
+    /// # Shapes
+    /// - as there
+    ///
+    /// # Panics
+    /// As there.
+    #[track_caller]
+    pub fn forward_residual<const D: usize>(
+        &self,
+        x: SpTensor<D>,
+        branch: SpTensor<D>,
+        dropout: Dropout,
+        key: Option<DropoutKey>,
+    ) -> (SpTensor<D>, SpTensor<D>) {
+        residual(x, branch, dropout, key, |x, branch, dropout| {
+            let (gamma, beta) = (self.gamma.val(), self.beta.val());
+            kernels_cubecl::residual_layer_norm(x, branch, dropout, gamma, beta, self.epsilon)
+        })
+    }
+}
+
+#[track_caller]
+fn residual<const D: usize>(
+    x: SpTensor<D>,
+    branch: SpTensor<D>,
+    dropout: Dropout,
+    key: Option<DropoutKey>,
+    fused: impl FnOnce(Tensor<D>, Tensor<D>, Option<DropoutSpec>) -> (Tensor<D>, Tensor<D>),
+) -> (SpTensor<D>, SpTensor<D>) {
+    const OPERATION: &str = "forward_residual";
+    x.same_layout(OPERATION, &branch);
+    let mask = dropout.mask(&x, key);
+    let (layout, mesh) = (x.layout().clone(), x.mesh().clone());
+    // Leaving a layout refuses partial values.
+    let (sum, y) = fused(x.into_local(), branch.into_local(), mask);
+    let lay = |local| SpTensor::checked(OPERATION, local, layout.clone(), mesh.clone());
+    (lay(sum), lay(y))
 }

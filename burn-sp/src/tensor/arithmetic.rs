@@ -140,7 +140,7 @@ impl<const D: usize> SpTensor<D> {
     }
 
     #[track_caller]
-    fn same_layout(&self, op: &'static str, other: &Self) {
+    pub(crate) fn same_layout(&self, op: &'static str, other: &Self) {
         self.same_shape_and_shards(op, other);
         let (a, b) = (self.layout(), other.layout());
         if a.partial_axes() != b.partial_axes() {

@@ -6,6 +6,9 @@ use kernels_cubecl::Kernels;
 ///
 /// Both directions share storage where the backend allows it; none of them is differentiable.
 pub trait SpBackend: Kernels {
+    /// Of a matrix product, the most rows that are computed at once.
+    const ROWS_AT_ONCE: usize;
+
     /// The buffer of a float tensor.
     fn float_into_buffer(tensor: FloatTensor<Self>) -> Buffer;
     /// The float tensor of a buffer.

@@ -24,6 +24,10 @@ pub fn seeded<M: Module>(device: &Device, seed: u64, init: impl FnOnce(&Device) 
     device.seed(seed);
     let module = init(device);
     initialize(&module);
+    // Under operator fusion, what is only queued would be drawn when it runs.
+    if let Err(error) = device.sync() {
+        panic!("seeded: the parameters could not be drawn: {error}");
+    }
     module
 }
 

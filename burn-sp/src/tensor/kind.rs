@@ -119,7 +119,11 @@ pub(crate) fn place<B: SpBackend, K: Primitive<B>>(
 ) -> K::Tensor {
     let mut shape = tensor.shape().to_vec();
     shape[dim] = len;
+    let empty = shape.contains(&0);
     let mut whole = K::zeros(shape, &tensor);
+    if empty {
+        return whole;
+    }
     let mut from = 0;
     for range in ranges.iter().filter(|range| !range.is_empty()) {
         let piece = K::slice(tensor.clone(), &at(&tensor, dim, from..from + range.len()));

@@ -9,7 +9,7 @@ use crate::{attention::AttentionCall, nn::ColumnInput, train::TokenLossSpec};
 /// The operations of this crate that run below Burn's tensor API, routed to whatever backend a tensor is on.
 ///
 /// Users call [`SpTensor`](crate::SpTensor), [`attention`](crate::attention::attention) and the losses instead.
-#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Autodiff)]
 pub trait SpOps: Backend {
     /// A layout change of a float tensor: *the* layout node of the autodiff graph.
     fn redistribute(tensor: FloatTensor<Self>, transition: Transition) -> FloatTensor<Self>;

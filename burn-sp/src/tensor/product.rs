@@ -8,20 +8,13 @@ use burn::tensor::{DType, Float, Shape, Slice};
 
 use super::{SpBackend, kind::select};
 
-/// Rows that are computed at once.
-const CHUNK_ROWS: usize = 1024;
-
 /// `a * b` for `[m, k]` and `[k, n]`, any of which may be 0.
 ///
-/// Many rows are computed some at a time: Burn 0.22's products on Flex hold their result twice for a moment, which for
-/// one of all tokens can be the most that a rank ever holds.
+/// Many rows are computed some at a time where the backend is better off so.
 pub(crate) fn product<B: SpBackend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
     let ([m, k], [_, n]) = (a.shape().dims(), b.shape().dims());
     if m * k * n == 0 {
         return zeros::<B>([m, n], &a.device(), a.dtype());
-    }
-    if m <= CHUNK_ROWS {
-        return B::float_matmul(a, b);
     }
     by_rows::<B>([m, n], &a.device(), a.dtype(), |chunk| {
         let part = select::<B, Float>(a.clone(), 0, std::slice::from_ref(&chunk));
@@ -30,15 +23,18 @@ pub(crate) fn product<B: SpBackend>(a: FloatTensor<B>, b: FloatTensor<B>) -> Flo
 }
 
 /// A matrix of this shape, of which `part` makes some rows at a time.
-pub(crate) fn by_rows<B: Backend>(
+pub(crate) fn by_rows<B: SpBackend>(
     [rows, columns]: [usize; 2],
     device: &Device<B>,
     dtype: DType,
     part: impl Fn(Range<usize>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
+    if rows <= B::ROWS_AT_ONCE {
+        return part(0..rows);
+    }
     let mut whole = zeros::<B>([rows, columns], device, dtype);
-    for start in (0..rows).step_by(CHUNK_ROWS) {
-        let chunk = start..rows.min(start + CHUNK_ROWS);
+    for start in (0..rows).step_by(B::ROWS_AT_ONCE) {
+        let chunk = start..rows.min(start + B::ROWS_AT_ONCE);
         let block = [Slice::from(chunk.clone()), Slice::from(0..columns)];
         whole = B::float_slice_assign(whole, &block, part(chunk));
     }

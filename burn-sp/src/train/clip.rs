@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_sp_comm::{Buffer, Collective, Communicator, Site, Transfer, raise};
 
 use super::ParamLayouts;
@@ -85,15 +85,52 @@ impl ModuleVisitor for Squares<'_> {
 
 fn sum_of_squares<const D: usize>(tensor: Tensor<D>) -> f64 {
     let dtype = tensor.dtype();
-    let data = if matches!(dtype, DType::F32 | DType::F64) {
+    if tensor.dims().contains(&0) {
+        return 0.0;
+    }
+    let tensor = if matches!(dtype, DType::F32 | DType::F64) {
         tensor
     } else {
         tensor.cast(DType::F32)
+    };
+    if !in_host_memory(&tensor.device()) {
+        let sums: Vec<f64> = row_sums(tensor).into_data().iter::<f64>().collect();
+        return sums.iter().sum();
     }
-    .into_data();
+    let data = tensor.into_data();
     match dtype {
         DType::F64 => fixed_order(data.as_slice::<f64>().expect("the dtype is f64"), |x| x),
         _ => fixed_order(data.as_slice::<f32>().expect("the dtype is f32"), f64::from),
+    }
+}
+
+fn in_host_memory(device: &Device) -> bool {
+    #[cfg(feature = "flex")]
+    let host = *device == Device::flex();
+    #[cfg(not(feature = "flex"))]
+    let host = false;
+    host
+}
+
+/// The squares of some thousand elements at a time, added up on the device, so that little has to leave it.
+fn row_sums<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
+    const ROW: usize = 4096;
+    let length = tensor.dims().iter().product::<usize>();
+    let flat = tensor.reshape([length]);
+    let squares = flat.clone() * flat;
+    let rows = length / ROW;
+    if rows == 0 {
+        return squares.sum();
+    }
+    let sums = squares
+        .clone()
+        .narrow(0, 0, rows * ROW)
+        .reshape([rows, ROW])
+        .sum_dim(1)
+        .reshape([rows]);
+    match length % ROW {
+        0 => sums,
+        rest => Tensor::cat(vec![sums, squares.narrow(0, rows * ROW, rest).sum()], 0),
     }
 }
 

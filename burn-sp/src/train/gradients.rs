@@ -30,31 +30,21 @@ pub fn sum_gradients<M: Module>(
     mesh: &Mesh,
 ) -> GradientsParams {
     let site = Site::here();
-    let mut take = Take {
-        grads: &mut grads,
-        taken: Vec::new(),
-        layouts,
-        mesh,
-    };
-    module.visit(&mut take);
     let mut summed: HashMap<ParamId, Tensor<1>> = HashMap::new();
-    for ((axes, _), members) in grouped(take.taken) {
-        let comm = mesh.group(&axes).unwrap_or_else(|error| raise(error));
-        for bucket in buckets(members) {
-            let lengths: Vec<(ParamId, usize)> = bucket.iter().map(|(id, grad)| (*id, grad.dims()[0])).collect();
-            let terms = Tensor::cat(bucket.into_iter().map(|(_, grad)| grad).collect(), 0);
-            let sum = Transition {
-                from: Place::Partial,
-                to: Place::Replicate,
-                comm: comm.clone(),
-                site,
-            };
-            let total = Float::transition(terms, sum);
-            let mut start = 0;
-            for (id, length) in lengths {
-                summed.insert(id, total.clone().narrow(0, start, length));
-                start += length;
-            }
+    for Bucket { axes, members } in buckets(module, &mut grads, layouts, mesh) {
+        let lengths: Vec<(ParamId, usize)> = members.iter().map(|(id, grad)| (*id, grad.dims()[0])).collect();
+        let terms = Tensor::cat(members.into_iter().map(|(_, grad)| grad).collect(), 0);
+        let sum = Transition {
+            from: Place::Partial,
+            to: Place::Replicate,
+            comm: mesh.group(&axes).unwrap_or_else(|error| raise(error)),
+            site,
+        };
+        let total = Float::transition(terms, sum);
+        let mut start = 0;
+        for (id, length) in lengths {
+            summed.insert(id, total.clone().narrow(0, start, length));
+            start += length;
         }
     }
     module.visit(&mut Give {
@@ -66,6 +56,39 @@ pub fn sum_gradients<M: Module>(
 
 type Flat = (ParamId, Tensor<1>);
 
+/// Gradients that travel together: flat, of parameters that are replicated over the same axes.
+pub(super) struct Bucket {
+    pub axes: Vec<Axis>,
+    pub members: Vec<Flat>,
+}
+
+/// Takes the gradients of all parameters that are replicated over some axes with more than one rank, in an order that is
+/// the same on all ranks.
+pub(super) fn buckets<M: Module>(
+    module: &M,
+    grads: &mut GradientsParams,
+    layouts: &ParamLayouts,
+    mesh: &Mesh,
+) -> Vec<Bucket> {
+    let mut take = Take {
+        grads,
+        taken: Vec::new(),
+        layouts,
+        mesh,
+    };
+    module.visit(&mut take);
+    let groups = grouped(take.taken).into_iter();
+    let bucket = |axes: Vec<Axis>| {
+        move |members| Bucket {
+            axes: axes.clone(),
+            members,
+        }
+    };
+    groups
+        .flat_map(|((axes, _), members)| filled(members).into_iter().map(bucket(axes)))
+        .collect()
+}
+
 /// By the axes to sum over and the dtype, each group in the module's order.
 fn grouped(taken: Vec<(Vec<Axis>, Flat)>) -> BTreeMap<(Vec<Axis>, &'static str), Vec<Flat>> {
     let mut groups: BTreeMap<_, Vec<Flat>> = BTreeMap::new();
@@ -76,7 +99,7 @@ fn grouped(taken: Vec<(Vec<Axis>, Flat)>) -> BTreeMap<(Vec<Axis>, &'static str),
     groups
 }
 
-fn buckets(members: Vec<Flat>) -> Vec<Vec<Flat>> {
+fn filled(members: Vec<Flat>) -> Vec<Vec<Flat>> {
     let mut buckets: Vec<Vec<Flat>> = Vec::new();
     let mut filled = BUCKET;
     for member in members {

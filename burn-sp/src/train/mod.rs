@@ -1,15 +1,19 @@
 //! What a training step needs beside the model: the loss as a share, gradients summed over the right axes, clipping by
 //! the global norm.
 
+mod checkpoint;
 mod clip;
 mod gradients;
 mod loss;
 mod params;
+mod sharded;
 mod token_loss;
 
+pub use checkpoint::{Carried, checkpoint};
 pub use clip::clip_by_global_norm;
 pub use gradients::sum_gradients;
 pub use loss::{LossShare, valid_tokens};
 pub use params::ParamLayouts;
+pub use sharded::ShardedOptimizer;
 pub(crate) use token_loss::token_loss_autodiff;
 pub use token_loss::{TokenLossSpec, class_parallel_loss, token_loss};

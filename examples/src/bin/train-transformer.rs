@@ -6,15 +6,19 @@ use burn_sp_examples::flags::{self, TrainFlags};
 use burn_sp_examples::memory::Tracking;
 use burn_sp_examples::progress::Progress;
 use burn_sp_examples::{RunError, exit, summary::summary, train::train};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 #[global_allocator]
 static ALLOCATOR: Tracking = Tracking;
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .init();
+    // A driver's loader complains of what is missing, and then the program does, in one line.
+    let levels = Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("wgpu_hal", LevelFilter::OFF);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines).with(levels).init();
     exit(run())
 }
 

@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::Device;
 use burn_sp::comm::Counter;
 use burn_sp::layout::{Axis, Layout, MeshShape, Split};
 use burn_sp::train::{ParamLayouts, clip_by_global_norm, sum_gradients};
@@ -11,7 +12,7 @@ use indicatif::HumanBytes;
 use super::{SpatialTemporalConfig, SpatialTemporalModel, clips};
 use crate::RunError;
 use crate::progress::Progress;
-use crate::report::{Memory, Report, Step, median_seconds, method};
+use crate::report::{Memory, Report, Step, median_seconds};
 use crate::summary::table;
 use crate::train::give_up_if_diverged;
 
@@ -59,7 +60,7 @@ pub fn train(config: &SpatialTemporalConfig, progress: &Progress) -> Result<Outc
             gradient_bytes_per_rank: each(parameters * PARAMETER_BYTES),
             bucket_bytes_per_rank: each(0),
             other_threads_peak_bytes: 0,
-            method: method(config.run.ranks),
+            method: "memory is not measured; parameters, optimizer and gradients are computed from shapes".into(),
         },
         communication,
     };
@@ -80,10 +81,12 @@ fn run(
         mesh,
         ..config.run.launch()
     };
-    let device = config.run.burn_device().autodiff();
-    let model = seeded(&device, config.run.seed, |device| config.model().init(device));
+    let devices: Vec<_> = config.run.devices()?.into_iter().map(Device::autodiff).collect();
+    // The same on every device.
+    let cpu = Device::flex().autodiff();
+    let model = seeded(&cpu, config.run.seed, |device| config.model().init(device));
     let parameters = model.num_params();
-    let mut ranks = launch_module(&launch, &device, model, |device, model| {
+    let mut ranks = launch_module(&launch, &devices, model, |device, model| {
         steps(config, &device, model, progress)
     })?;
     let traffic = ranks

@@ -1,6 +1,7 @@
 //! The autodiff nodes, written once for every backend that implements [`Kernels`](crate::Kernels).
 
 mod attention;
+mod norms;
 mod rows;
 
 pub(crate) use attention::log_sum_exp;
@@ -18,11 +19,32 @@ impl<B: Kernels, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
     }
 
     fn rms_norm(x: Float<B, C>, weight: Float<B, C>, eps: f64) -> Float<B, C> {
-        rows::rms_norm::<B, C>(x, weight, eps)
+        norms::rms_norm::<B, C>(x, weight, eps)
     }
 
     fn layer_norm(x: Float<B, C>, weight: Float<B, C>, bias: Float<B, C>, eps: f64) -> Float<B, C> {
-        rows::layer_norm::<B, C>(x, weight, bias, eps)
+        norms::layer_norm::<B, C>(x, weight, bias, eps)
+    }
+
+    fn residual_layer_norm(
+        x: Float<B, C>,
+        update: Float<B, C>,
+        dropout: Option<DropoutSpec>,
+        weight: Float<B, C>,
+        bias: Float<B, C>,
+        eps: f64,
+    ) -> (Float<B, C>, Float<B, C>) {
+        norms::residual_norm::<B, C>(x, update, dropout, weight, Some(bias), eps)
+    }
+
+    fn residual_rms_norm(
+        x: Float<B, C>,
+        update: Float<B, C>,
+        dropout: Option<DropoutSpec>,
+        weight: Float<B, C>,
+        eps: f64,
+    ) -> (Float<B, C>, Float<B, C>) {
+        norms::residual_norm::<B, C>(x, update, dropout, weight, None, eps)
     }
 
     fn swiglu(gate: Float<B, C>, up: Float<B, C>) -> Float<B, C> {

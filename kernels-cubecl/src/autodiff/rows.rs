@@ -1,4 +1,4 @@
-//! The nodes of the row-wise kernels.
+//! The nodes of the row-wise kernels but the norms.
 
 use burn::backend::{
     autodiff::{
@@ -12,74 +12,6 @@ use burn::backend::{
 
 use super::Float;
 use crate::{DropoutSpec, Kernels, RotaryStyle};
-
-pub fn rms_norm<B: Kernels, C: CheckpointStrategy>(x: Float<B, C>, weight: Float<B, C>, eps: f64) -> Float<B, C> {
-    #[derive(Debug)]
-    struct RmsNorm;
-
-    impl<B: Kernels> Backward<B, 2> for RmsNorm {
-        /// x, weight; 1 / rms.
-        type State = ([NodeId; 2], FloatTensor<B>);
-
-        fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-            let (inputs, inverse_rms) = ops.state;
-            let [x, weight] = inputs.map(|input| checkpointer.retrieve_node_output(input));
-            let grad = grads.consume::<B>(&ops.node);
-            let (dx, dweight) = B::rms_norm_backward(x, weight, inverse_rms, grad);
-            let parents = ops.parents.map(|parent| parent.map(|parent| parent.id));
-            register::<B, 2>(grads, parents, [dx, dweight]);
-        }
-    }
-
-    let guards = [x.node(), weight.node()];
-    let (y, inverse_rms) = B::rms_norm_forward(x.primitive().clone(), weight.primitive().clone(), eps);
-    match RmsNorm.prepare::<C>(guards).compute_bound().stateful() {
-        OpsKind::Tracked(mut prep) => {
-            let inputs = [prep.checkpoint(&x), prep.checkpoint(&weight)];
-            prep.finish((inputs, inverse_rms), y)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
-}
-
-pub fn layer_norm<B: Kernels, C: CheckpointStrategy>(
-    x: Float<B, C>,
-    weight: Float<B, C>,
-    bias: Float<B, C>,
-    eps: f64,
-) -> Float<B, C> {
-    #[derive(Debug)]
-    struct LayerNorm;
-
-    impl<B: Kernels> Backward<B, 3> for LayerNorm {
-        /// x, weight; mean, 1 / std.
-        type State = ([NodeId; 2], [FloatTensor<B>; 2]);
-
-        fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-            let (inputs, [mean, inverse_std]) = ops.state;
-            let [x, weight] = inputs.map(|input| checkpointer.retrieve_node_output(input));
-            let grad = grads.consume::<B>(&ops.node);
-            let (dx, dweight, dbias) = B::layer_norm_backward(x, weight, mean, inverse_std, grad);
-            let parents = ops.parents.map(|parent| parent.map(|parent| parent.id));
-            register::<B, 3>(grads, parents, [dx, dweight, dbias]);
-        }
-    }
-
-    let guards = [x.node(), weight.node(), bias.node()];
-    let (y, mean, inverse_std) = B::layer_norm_forward(
-        x.primitive().clone(),
-        weight.primitive().clone(),
-        bias.into_primitive(),
-        eps,
-    );
-    match LayerNorm.prepare::<C>(guards).compute_bound().stateful() {
-        OpsKind::Tracked(mut prep) => {
-            let inputs = [prep.checkpoint(&x), prep.checkpoint(&weight)];
-            prep.finish((inputs, [mean, inverse_std]), y)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
-}
 
 pub fn swiglu<B: Kernels, C: CheckpointStrategy>(gate: Float<B, C>, up: Float<B, C>) -> Float<B, C> {
     #[derive(Debug)]
@@ -161,7 +93,7 @@ pub fn dropout<B: Kernels, C: CheckpointStrategy>(x: Float<B, C>, spec: DropoutS
 }
 
 /// Hands each tracked parent its gradient.
-fn register<B: Kernels, const N: usize>(
+pub fn register<B: Kernels, const N: usize>(
     grads: &mut Gradients,
     parents: [Option<NodeId>; N],
     gradients: [FloatTensor<B>; N],

@@ -8,8 +8,8 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-use crate::autodiff::log_sum_exp;
-use crate::{AttentionSpec, DropoutSpec, FusedOps, Kernels, RotaryStyle};
+use crate::ops::forward_only;
+use crate::{AttentionSpec, DropoutSpec, Kernels, RotaryStyle};
 
 type Float = FloatTensor<Flex>;
 
@@ -93,29 +93,4 @@ impl Kernels for Flex {
     }
 }
 
-impl FusedOps for Flex {
-    fn attention(q: Float, k: Float, v: Float, spec: AttentionSpec) -> (Float, Float) {
-        let (out, stats) = attention::forward(q, k, v, &spec);
-        (out, log_sum_exp::<Flex>(stats))
-    }
-
-    fn rms_norm(x: Float, weight: Float, eps: f64) -> Float {
-        rows::rms_norm::forward(x, weight, eps).0
-    }
-
-    fn layer_norm(x: Float, weight: Float, bias: Float, eps: f64) -> Float {
-        rows::layer_norm::forward(x, weight, bias, eps).0
-    }
-
-    fn swiglu(gate: Float, up: Float) -> Float {
-        rows::swiglu::forward(gate, up)
-    }
-
-    fn rotary_embedding(x: Float, cos: Float, sin: Float, style: RotaryStyle) -> Float {
-        rows::rotary::rotate(x, cos, sin, style, false)
-    }
-
-    fn counter_dropout(x: Float, spec: DropoutSpec) -> Float {
-        rows::dropout::apply(x, &spec)
-    }
-}
+forward_only!(Flex);

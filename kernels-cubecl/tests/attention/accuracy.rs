@@ -1,9 +1,10 @@
 //! Errors of every dtype against the definition in f64, at awkward sizes.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use kernels_cubecl::{HeadMap, Mask, Positions, attention};
 
-use crate::support::{Reference, backward, error, f64s, forward, noise, spec};
+use crate::backend::{ROUNDED_WEIGHTS, device};
+use crate::support::{Reference, able, backward, error, f64s, forward, noise, spec};
 
 struct Case {
     queries: Positions,
@@ -57,7 +58,10 @@ fn all_dtypes_against_the_definition() {
         (DType::F32, 3e-6, 3e-6),
         (DType::F16, 6e-4, 3e-6),
         (DType::BF16, 5e-3, 3e-6),
-    ] {
+    ]
+    .into_iter()
+    .filter(|case| able(case.0))
+    {
         for (i, case) in cases().into_iter().enumerate() {
             let batch = 1 + i % 2;
             let [dim, value_dim] = case.dims;
@@ -68,7 +72,9 @@ fn all_dtypes_against_the_definition() {
             let scale = 1.0 / (dim as f64).sqrt();
             let mut spec = spec(case.mask, case.queries, case.keys, scale, case.map);
             let reference = Reference::new(&q, &k, &v, &grad, &spec);
-            for (is_wide, tolerance) in [(false, rounded), (true, wide)] {
+            // Weights that are rounded leave their mark on outputs that are not.
+            let wide_tolerance = if ROUNDED_WEIGHTS { rounded } else { wide };
+            for (is_wide, tolerance) in [(false, rounded), (true, wide_tolerance)] {
                 spec.wide = is_wide;
                 let result = forward(&q, &k, &v, &spec);
                 let grads = backward(&q, &k, &v, &result, &grad, &spec);
@@ -99,8 +105,11 @@ fn all_dtypes_against_the_definition() {
 
 #[test]
 fn autodiff_gives_gradients_in_the_dtype_of_the_inputs() {
-    let device = Device::flex().autodiff();
-    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+    let device = device().autodiff();
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16]
+        .into_iter()
+        .filter(|&dtype| able(dtype))
+    {
         for wide in [false, true] {
             let [q, k, v] = [1, 2, 3].map(|seed| {
                 let tensor: Tensor<4> = noise(seed, [1, 9, 2, 8], dtype);
@@ -126,7 +135,7 @@ fn autodiff_gives_gradients_in_the_dtype_of_the_inputs() {
 
 #[test]
 fn only_tracked_inputs_get_gradients() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let input = |seed, tracked| {
         let tensor = noise(seed, [1, 9, 2, 8], DType::F32);
         let tensor = Tensor::<4>::from_data(tensor.to_data(), &device);

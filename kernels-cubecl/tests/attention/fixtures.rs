@@ -4,6 +4,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kernels_cubecl::{AttentionSpec, Blocks, HeadMap, Mask, Positions, attention};
 use safetensors::{Dtype, SafeTensors};
 
+use crate::backend::device;
 use crate::support::{error, f64s, spec};
 
 const TENSORS: &[u8] = include_bytes!("../fixtures/attention/attention.safetensors");
@@ -72,8 +73,8 @@ impl Fixture {
     }
 
     fn check(&self, spec: AttentionSpec) {
-        let plain = Device::flex();
-        let checkpointing = Device::flex().autodiff().gradient_checkpointing();
+        let plain = device();
+        let checkpointing = device().autodiff().gradient_checkpointing();
         for (label, device) in [("autodiff", plain.clone().autodiff()), ("checkpointing", checkpointing)] {
             let [q, k, v] = ["q", "k", "v"].map(|name| self.input(name, &device).require_grad());
             let (out, lse) = attention(q.clone(), k.clone(), v.clone(), spec.clone());

@@ -1,10 +1,11 @@
 //! What has to hold exactly, whatever the numbers.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use kernels_cubecl::{AttentionSpec, HeadMap, Mask, Positions};
 
+use crate::backend::{ROUNDED_WEIGHTS, device};
 use crate::masks::masks;
-use crate::support::{backward, bytes, error, f64s, forward, noise, spec};
+use crate::support::{able, backward, bytes, error, f64s, forward, noise, spec};
 
 /// With q = 0 and the token's id as its value, exp(lse) counts the visible keys and the output is their mean id.
 #[test]
@@ -23,10 +24,10 @@ fn counting() {
     for len in [1, 2, 7, 65, 257, 600] {
         for (queries, keys) in split(len).into_iter().flat_map(|q| split(len).map(|k| (q.clone(), k))) {
             for mask in masks(len) {
-                let q = Tensor::<4>::zeros([1, queries.len(), 2, 8], &Device::flex());
+                let q = Tensor::<4>::zeros([1, queries.len(), 2, 8], &device());
                 let k = noise(1, [1, keys.len(), 1, 8], DType::F32);
                 let ids: Vec<f32> = keys.iter().map(|id| id as f32).collect();
-                let v = Tensor::from_data(TensorData::new(ids, [1, keys.len(), 1, 1]), &Device::flex());
+                let v = Tensor::from_data(TensorData::new(ids, [1, keys.len(), 1, 1]), &device());
                 let spec = spec(mask.clone(), queries.clone(), keys.clone(), 1.0, HeadMap::new(2, 1));
                 let result = forward(&q, &k, &v, &spec);
                 let (out, lse) = (f64s(&result.out), f64s(&result.lse()));
@@ -51,7 +52,9 @@ fn counting() {
 #[test]
 fn parts_merge_to_the_whole() {
     let (len, cut) = (300, 130);
-    let [q, k, v, grad] = [1, 2, 3, 4].map(|seed| noise(seed, [1, len, 2, 32], DType::BF16));
+    let dtype = if able(DType::BF16) { DType::BF16 } else { DType::F32 };
+    let tolerance = if ROUNDED_WEIGHTS { 5e-3 } else { 1e-6 };
+    let [q, k, v, grad] = [1, 2, 3, 4].map(|seed| noise(seed, [1, len, 2, 32], dtype));
     let mut whole_spec = spec(
         Mask::Causal,
         Positions::whole(len),
@@ -86,15 +89,15 @@ fn parts_merge_to_the_whole() {
                 .sum();
         }
     }
-    assert!(error(&merged_lse, &f64s(&whole.lse())) <= 1e-6);
-    assert!(error(&merged_out, &f64s(&whole.out)) <= 1e-6);
+    assert!(error(&merged_lse, &f64s(&whole.lse())) <= tolerance);
+    assert!(error(&merged_out, &f64s(&whole.out)) <= tolerance);
 
     let [first, second] = parts.map(|(_, grads)| grads.map(|grad| f64s(&grad)));
     let [dq, dk, dv] = whole_grads.map(|grad| f64s(&grad));
     let sum: Vec<f64> = first[0].iter().zip(&second[0]).map(|(a, b)| a + b).collect();
-    assert!(error(&sum, &dq) <= 1e-6);
-    assert!(error(&[&first[1][..], &second[1]].concat(), &dk) <= 1e-6);
-    assert!(error(&[&first[2][..], &second[2]].concat(), &dv) <= 1e-6);
+    assert!(error(&sum, &dq) <= tolerance);
+    assert!(error(&[&first[1][..], &second[1]].concat(), &dk) <= tolerance);
+    assert!(error(&[&first[2][..], &second[2]].concat(), &dv) <= tolerance);
 }
 
 fn all_bytes(inputs: &[Tensor<4>; 4], spec: &AttentionSpec) -> Vec<Vec<u8>> {
@@ -107,12 +110,15 @@ fn all_bytes(inputs: &[Tensor<4>; 4], spec: &AttentionSpec) -> Vec<Vec<u8>> {
 }
 
 fn contiguous(view: &Tensor<4>) -> Tensor<4> {
-    Tensor::from_data(view.to_data(), (&Device::flex(), view.dtype()))
+    Tensor::from_data(view.to_data(), (&device(), view.dtype()))
 }
 
 #[test]
 fn views_give_the_bits_of_their_contiguous_copies() {
-    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16]
+        .into_iter()
+        .filter(|&dtype| able(dtype))
+    {
         for [len, heads, dim] in [[1, 1, 1], [70, 1, 1], [1, 3, 16], [70, 2, 2], [270, 2, 24]] {
             let views: [(&str, Tensor<4>); 6] = [
                 ("heads first", noise(1, [2, heads, len, dim], dtype).swap_dims(1, 2)),
@@ -219,7 +225,10 @@ fn empty_dimensions() {
 #[test]
 fn dead_rows_are_zero_and_leave_no_trace() {
     // Queries 0..100 see nothing of keys 100..400; the rest see some.
-    for dtype in [DType::F32, DType::F64, DType::BF16] {
+    for dtype in [DType::F32, DType::F64, DType::BF16]
+        .into_iter()
+        .filter(|&dtype| able(dtype))
+    {
         let [q, grad] = [1, 2].map(|seed| noise(seed, [1, 400, 2, 16], dtype));
         let [k, v] = [3, 4].map(|seed| noise(seed, [1, 300, 2, 16], dtype));
         let map = HeadMap::new(2, 2);
@@ -264,8 +273,8 @@ fn dead_rows_are_zero_and_leave_no_trace() {
 #[test]
 fn equal_huge_scores_weigh_equally() {
     for sign in [1.0, -1.0] {
-        let q = Tensor::<4>::ones([1, 300, 1, 4], &Device::flex()) * sign * 1e3;
-        let k = Tensor::<4>::ones([1, 300, 1, 4], &Device::flex()) * 250.0;
+        let q = Tensor::<4>::ones([1, 300, 1, 4], &device()) * sign * 1e3;
+        let k = Tensor::<4>::ones([1, 300, 1, 4], &device()) * 250.0;
         let v = noise(1, [1, 300, 1, 4], DType::F32);
         let spec = spec(
             Mask::Full,

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use kernels_cubecl::{Blocks, HeadMap, Mask, MaskRule, Positions};
 
-use crate::support::{Reference, backward, error, f64s, forward, noise, spec};
+use crate::support::{Reference, able, backward, error, f64s, forward, noise, spec};
 
 /// No pattern at all, and only what a rule must have.
 #[derive(Debug)]
@@ -52,7 +52,10 @@ fn every_mask_against_the_definition() {
     let map = HeadMap::new(4, 2);
     for mask in masks(LEN) {
         for (queries, keys) in [(&outer, &outer), (&inner, &outer), (&outer, &inner)] {
-            for (dtype, tolerance) in [(DType::F32, 3e-6), (DType::F64, 1e-14)] {
+            for (dtype, tolerance) in [(DType::F32, 3e-6), (DType::F64, 1e-14)]
+                .into_iter()
+                .filter(|case| able(case.0))
+            {
                 let [q, grad] = [1, 2].map(|seed| noise(seed, [1, queries.len(), 4, 16], dtype));
                 let [k, v] = [3, 4].map(|seed| noise(seed, [1, keys.len(), 2, 16], dtype));
                 let spec = spec(mask.clone(), queries.clone(), keys.clone(), 0.25, map);

@@ -1,8 +1,19 @@
 //! Calling the kernels, and a reference that shares nothing with them.
 
-use burn::backend::{Flex, tensor::FloatTensor};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Tensor, TensorData};
 use kernels_cubecl::{AttentionSpec, HeadMap, Kernels, Mask, Positions, philox::Philox};
+
+use crate::backend::{Raw, device, supports};
+
+/// Whether the device has a dtype; says so if not.
+pub fn able(dtype: DType) -> bool {
+    let able = supports(dtype);
+    if !able {
+        eprintln!("skipped: no {dtype:?} on this device");
+    }
+    able
+}
 
 pub fn spec(mask: Mask, q_positions: Positions, k_positions: Positions, scale: f64, heads: HeadMap) -> AttentionSpec {
     AttentionSpec {
@@ -28,11 +39,14 @@ pub fn noise<const D: usize>(seed: u64, shape: [usize; D], dtype: DType) -> Tens
     let values: Vec<f64> = (0..shape.iter().product())
         .map(|_| (0..4).map(|_| uniform()).sum::<f64>() * 1.7)
         .collect();
-    Tensor::from_data(TensorData::new(values, shape), (&Device::flex(), dtype))
+    Tensor::from_data(TensorData::new(values, shape), (&device(), dtype))
 }
 
-pub fn primitive<const D: usize>(tensor: &Tensor<D>) -> FloatTensor<Flex> {
-    tensor.clone().try_into_primitive::<Flex>().expect("a tensor on Flex")
+pub fn primitive<const D: usize>(tensor: &Tensor<D>) -> FloatTensor<Raw> {
+    tensor
+        .clone()
+        .try_into_primitive::<Raw>()
+        .expect("a tensor on the device")
 }
 
 pub struct Forward {
@@ -48,10 +62,10 @@ impl Forward {
 }
 
 pub fn forward(q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>, spec: &AttentionSpec) -> Forward {
-    let (out, stats) = Flex::attention_forward(primitive(q), primitive(k), primitive(v), spec);
+    let (out, stats) = Raw::attention_forward(primitive(q), primitive(k), primitive(v), spec);
     Forward {
-        out: Tensor::from_primitive::<Flex>(out),
-        stats: Tensor::from_primitive::<Flex>(stats),
+        out: Tensor::from_primitive::<Raw>(out),
+        stats: Tensor::from_primitive::<Raw>(stats),
     }
 }
 
@@ -65,7 +79,7 @@ pub fn backward(
     spec: &AttentionSpec,
 ) -> [Tensor<4>; 3] {
     let (out, stats) = (primitive(&forward.out), primitive(&forward.stats));
-    let grads = Flex::attention_backward(
+    let grads = Raw::attention_backward(
         primitive(q),
         primitive(k),
         primitive(v),
@@ -74,7 +88,7 @@ pub fn backward(
         primitive(grad_out),
         spec,
     );
-    [grads.0, grads.1, grads.2].map(Tensor::from_primitive::<Flex>)
+    [grads.0, grads.1, grads.2].map(Tensor::from_primitive::<Raw>)
 }
 
 pub fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {

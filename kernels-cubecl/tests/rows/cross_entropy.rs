@@ -2,42 +2,40 @@
 
 use std::ops::Range;
 
-use burn::backend::Flex;
+use burn::backend::{DispatchKindConversion, DispatchTensor, Flex};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kernels_cubecl::Kernels;
 
 use crate::support::*;
 
 /// `(peaks, sums, logits of the targets)` of each row, and the gradient given these or others.
-fn cross_entropy_parts(
+fn cross_entropy_parts<B: Kernels>(
     logits: Tensor<2>,
     targets: &[f64],
     weights: &[f64],
     classes: Range<usize>,
     total: usize,
     merged: Option<[Vec<f64>; 3]>,
-) -> ([Vec<f64>; 3], Vec<f64>) {
-    let device = Device::flex();
-    let dtype = if logits.dtype() == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
-    };
+) -> ([Vec<f64>; 3], Vec<f64>)
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let (device, input) = (logits.device(), logits.dtype());
+    let dtype = wide(input);
     let rows = targets.len();
     let targets: Vec<i64> = targets.iter().map(|&target| target as i64).collect();
     let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &device)
-        .try_into_primitive::<Flex>()
+        .try_into_primitive::<B>()
         .unwrap();
-    let weights = raw(tensor(weights.to_vec(), [rows], dtype, &device));
-    let input = logits.dtype();
-    let logits = raw(logits);
-    let own = Flex::cross_entropy_statistics(logits.clone(), targets.clone(), weights.clone(), classes.start, total);
+    let weights = raw_of::<B, 1>(tensor(weights.to_vec(), [rows], dtype, &device));
+    let logits = raw_of::<B, 2>(logits);
+    let own = B::cross_entropy_statistics(logits.clone(), targets.clone(), weights.clone(), classes.start, total);
     let statistics = match merged {
-        Some(merged) => raw(tensor(merged.concat(), [3, rows], dtype, &device)),
+        Some(merged) => raw_of::<B, 2>(tensor(merged.concat(), [3, rows], dtype, &device)),
         None => own.clone(),
     };
-    let dlogits = Flex::cross_entropy_gradient(logits, targets, weights, statistics, classes.start);
-    let (own, dlogits) = (wrap::<2>(own), wrap::<2>(dlogits));
+    let dlogits = B::cross_entropy_gradient(logits, targets, weights, statistics, classes.start);
+    let (own, dlogits) = (wrap_of::<B, 2>(own), wrap_of::<B, 2>(dlogits));
     assert_eq!((own.dtype(), dlogits.dtype()), (dtype, input));
     let own = values(own);
     let own = [0, 1, 2].map(|part| own[part * rows..(part + 1) * rows].to_vec());
@@ -51,9 +49,17 @@ fn losses([peaks, sums, of_targets]: &[Vec<f64>; 3], weights: &[f64]) -> Vec<f64
 }
 
 /// Losses and the gradient of the logits, all classes at once.
-pub fn cross_entropy(logits: Tensor<2>, targets: &[f64], weights: Vec<f64>) -> (Vec<f64>, Vec<f64>) {
+fn cross_entropy(logits: Tensor<2>, targets: &[f64], weights: Vec<f64>) -> (Vec<f64>, Vec<f64>) {
+    cross_entropy_on::<Raw>(logits, targets, weights)
+}
+
+/// The same on another backend.
+pub fn cross_entropy_on<B: Kernels>(logits: Tensor<2>, targets: &[f64], weights: Vec<f64>) -> (Vec<f64>, Vec<f64>)
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
     let classes = logits.dims()[1];
-    let (statistics, dlogits) = cross_entropy_parts(logits, targets, &weights, 0..classes, classes, None);
+    let (statistics, dlogits) = cross_entropy_parts::<B>(logits, targets, &weights, 0..classes, classes, None);
     (losses(&statistics, &weights), dlogits)
 }
 
@@ -66,14 +72,14 @@ fn classes_in_parts_are_the_classes_at_once() {
     logits[total..total + 3].fill(f64::NEG_INFINITY);
     logits[2 * total..3 * total].iter_mut().for_each(|x| *x += 300.0);
     let (targets, weights) = ([2.0, 9.0, 3.0, -100.0], [1.0, 0.5, 2.0, 0.0]);
-    for dtype in [DType::F64, DType::F32] {
+    for dtype in among([DType::F64, DType::F32]) {
         let part = |classes: Range<usize>| {
             let values = (0..rows).flat_map(|row| logits[row * total..][classes.clone()].to_vec());
-            tensor(values.collect(), [rows, classes.len()], dtype, &Device::flex())
+            tensor(values.collect(), [rows, classes.len()], dtype, &device())
         };
         let parts = [0..3, 3..3, 3..9, 9..10];
         let run = |classes: &Range<usize>, merged| {
-            cross_entropy_parts(
+            cross_entropy_parts::<Raw>(
                 part(classes.clone()),
                 &targets,
                 &weights,
@@ -125,8 +131,9 @@ fn cross_entropy_matches_pytorch() {
             .iter()
             .map(|&label| if label < 0.0 { 0.0 } else { 1.0 / valid as f64 })
             .collect();
-        for (dtype, tolerance) in [(DType::F32, None), (DType::F64, Some(1e-12))] {
-            let logits = tensor(logits.clone(), [labels.len(), 50], dtype, &Device::flex());
+        for dtype in among([DType::F32, DType::F64]) {
+            let tolerance = (dtype == DType::F64).then_some(1e-12);
+            let logits = tensor(logits.clone(), [labels.len(), 50], dtype, &device());
             let (losses, dlogits) = cross_entropy(logits, &labels, weights.clone());
             let tolerance = |name| tolerance.unwrap_or_else(|| fixture.tolerance(case, name));
             assert_close(case, &dlogits, &get("dlogits_f64").unwrap(), tolerance("dlogits"));
@@ -150,8 +157,8 @@ fn cross_entropy_matches_pytorch() {
 
 #[test]
 fn cross_entropy_of_narrow_logits() {
-    for dtype in DTYPES {
-        let device = Device::flex();
+    for dtype in dtypes() {
+        let device = device();
         let logits = tensor(
             noise(9 * 133, 1).iter().map(|x| x * 4.0).collect(),
             [9, 133],
@@ -159,9 +166,9 @@ fn cross_entropy_of_narrow_logits() {
             &device,
         );
         let targets: Vec<f64> = (0..9).map(|row| f64::from(row * 14)).collect();
-        let exact = tensor(values(logits.clone()), [9, 133], DType::F64, &device);
+        let exact = tensor(values(logits.clone()), [9, 133], DType::F64, &Device::flex());
         let (losses, dlogits) = cross_entropy(logits, &targets, vec![0.25; 9]);
-        let (exact_losses, exact_dlogits) = cross_entropy(exact, &targets, vec![0.25; 9]);
+        let (exact_losses, exact_dlogits) = cross_entropy_on::<Flex>(exact, &targets, vec![0.25; 9]);
         assert_close("losses", &losses, &exact_losses, 1e-6);
         assert_close("dlogits", &dlogits, &exact_dlogits, rounding(dtype));
     }
@@ -170,8 +177,8 @@ fn cross_entropy_of_narrow_logits() {
 #[test]
 fn ignored_rows_are_exactly_zero_whatever_they_hold() {
     let rows = vec![f64::NAN, f64::INFINITY, 1.0, f64::NEG_INFINITY, 2.0, 3.0, 0.0, 0.0, 0.0];
-    for dtype in DTYPES {
-        let logits = tensor(rows.clone(), [3, 3], dtype, &Device::flex());
+    for dtype in dtypes() {
+        let logits = tensor(rows.clone(), [3, 3], dtype, &device());
         let (losses, dlogits) = cross_entropy(logits, &[-100.0, 99.0, 1.0], vec![0.0, 0.0, 2.0]);
         assert_eq!(losses[..2], [0.0; 2]);
         assert_eq!(dlogits[..6], [0.0; 6]);
@@ -192,7 +199,7 @@ fn logits_of_negative_infinity_are_classes_ruled_out() {
         vec![f64::NEG_INFINITY, 0.0, 0.0, f64::NEG_INFINITY],
         [1, 4],
         DType::F32,
-        &Device::flex(),
+        &device(),
     );
     let (losses, dlogits) = cross_entropy(logits, &[1.0], vec![1.0]);
     assert_close("loss", &losses, &[2f64.ln()], 1e-7);
@@ -207,7 +214,7 @@ fn cross_entropy_takes_any_strides() {
         sample([1, 40], DType::F32, 1).expand([6, 40]),
     ];
     for view in views {
-        let copy = tensor(values(view.clone()), [6, 40], DType::F32, &Device::flex());
+        let copy = tensor(values(view.clone()), [6, 40], DType::F32, &device());
         let run = |logits| {
             cross_entropy(
                 logits,

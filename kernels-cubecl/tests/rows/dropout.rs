@@ -1,6 +1,6 @@
 //! Dropout by the counter-based generator.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use kernels_cubecl::{DropoutSpec, Positions, dropout, philox::Philox};
 
 use crate::support::*;
@@ -19,7 +19,7 @@ pub fn whole(shape: &[usize], probability: f64) -> DropoutSpec {
 fn mask(spec: &DropoutSpec) -> Vec<f64> {
     let len: usize = spec.positions.iter().map(Positions::len).product();
     let shape: [usize; 3] = std::array::from_fn(|dim| spec.positions[dim].len());
-    let ones = tensor(vec![1.0; len], shape, DType::F32, &Device::flex());
+    let ones = tensor(vec![1.0; len], shape, DType::F32, &device());
     values(dropout(ones, spec.clone()))
 }
 
@@ -27,7 +27,7 @@ fn mask(spec: &DropoutSpec) -> Vec<f64> {
 fn dropout_follows_the_generator() {
     let spec = whole(&[3, 5, 77], 0.3);
     let philox = Philox::new(spec.seed, spec.stream);
-    for dtype in DTYPES {
+    for dtype in dtypes() {
         for device in autodiff_devices() {
             let x = tensor(noise(3 * 5 * 77, 1), [3, 5, 77], dtype, &device).require_grad();
             let grad = tensor(noise(3 * 5 * 77, 2), [3, 5, 77], dtype, &device);
@@ -136,7 +136,7 @@ fn dropout_refuses_to_drop_all() {
 #[test]
 #[should_panic(expected = "dropout: the positions are those of a [1, 2, 3], expected [1, 2, 4] (x is F32 [1, 2, 4])")]
 fn dropout_refuses_positions_of_another_shape() {
-    dropout(Tensor::<3>::ones([1, 2, 4], &Device::flex()), whole(&[1, 2, 3], 0.5));
+    dropout(Tensor::<3>::ones([1, 2, 4], &device()), whole(&[1, 2, 3], 0.5));
 }
 
 #[test]

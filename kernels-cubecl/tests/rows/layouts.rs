@@ -1,27 +1,28 @@
 //! All kernels: layouts, dtypes, threads, empty tensors.
 
-use burn::backend::Flex;
+use burn::backend::{DispatchKindConversion, DispatchTensor, Flex, tensor::FloatTensor};
 use burn::tensor::{DType, Device, Tensor};
 use kernels_cubecl::{Kernels, RotaryStyle, layer_norm, rms_norm, swiglu};
 
-use crate::{cross_entropy::cross_entropy, dropout::whole, support::*};
+use crate::{cross_entropy::cross_entropy_on, dropout::whole, support::*};
 
-/// Every result of every kernel on `[batch, tokens, heads, features]` inputs.
-fn all_kernels(x: Float, z: Float, grad: Float) -> Vec<(&'static str, Vec<f64>)> {
-    let [x4, z4, grad4] = [x, z, grad].map(wrap::<4>);
+/// Every result of every kernel of a backend on `[batch, tokens, heads, features]` inputs.
+fn all_kernels<B: Kernels>(inputs: [Tensor<4>; 3]) -> Vec<(&'static str, Vec<f64>)>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let [x4, z4, grad4] = inputs;
     let [batch, tokens, heads, len] = x4.dims();
-    let dtype = x4.dtype();
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let device = Device::flex();
-    // Clones share their buffer, `raw` of a fresh copy does not: both ways of writing the output get their turn.
-    let [x, z, grad] = [x4.clone(), z4, grad4].map(|tensor| move || raw(tensor.clone()));
-    let vector = |seed| raw(tensor(noise(len, seed), [len], dtype, &device));
-    let flat = |tensor: Float| values(wrap::<4>(tensor));
-    let line = |tensor: Float| values(wrap::<1>(tensor));
+    let (dtype, device) = (x4.dtype(), x4.device());
+    // Clones share their buffer, `raw_of` of a fresh copy does not: both ways of writing the output get their turn.
+    let [x, z, grad] = [x4.clone(), z4, grad4].map(|tensor| move || raw_of::<B, 4>(tensor.clone()));
+    let vector = |seed| raw_of::<B, 1>(tensor(noise(len, seed), [len], dtype, &device));
+    let flat = |tensor: FloatTensor<B>| values(wrap_of::<B, 4>(tensor));
+    let line = |tensor: FloatTensor<B>| values(wrap_of::<B, 1>(tensor));
     let mut found = Vec::new();
 
-    let (y, mean, inverse_std) = Flex::layer_norm_forward(x(), vector(11), vector(12), 1e-5);
-    let (dx, dweight, dbias) = Flex::layer_norm_backward(x(), vector(11), mean.clone(), inverse_std.clone(), grad());
+    let (y, mean, inverse_std) = B::layer_norm_forward(x(), vector(11), vector(12), 1e-5);
+    let (dx, dweight, dbias) = B::layer_norm_backward(x(), vector(11), mean.clone(), inverse_std.clone(), grad());
     found.push(("layer_norm y", flat(y)));
     found.push(("layer_norm mean", line(mean)));
     found.push(("layer_norm inverse_std", line(inverse_std)));
@@ -29,32 +30,32 @@ fn all_kernels(x: Float, z: Float, grad: Float) -> Vec<(&'static str, Vec<f64>)>
     found.push(("layer_norm dweight", line(dweight)));
     found.push(("layer_norm dbias", line(dbias)));
 
-    let (y, inverse_rms) = Flex::rms_norm_forward(x(), vector(11), 1e-5);
-    let (dx, dweight) = Flex::rms_norm_backward(x(), vector(11), inverse_rms.clone(), grad());
+    let (y, inverse_rms) = B::rms_norm_forward(x(), vector(11), 1e-5);
+    let (dx, dweight) = B::rms_norm_backward(x(), vector(11), inverse_rms.clone(), grad());
     found.push(("rms_norm y", flat(y)));
     found.push(("rms_norm inverse_rms", line(inverse_rms)));
     found.push(("rms_norm dx", flat(dx)));
     found.push(("rms_norm dweight", line(dweight)));
 
-    let (dgate, dup) = Flex::swiglu_backward(x(), z(), grad());
-    found.push(("swiglu y", flat(Flex::swiglu_forward(x(), z()))));
+    let (dgate, dup) = B::swiglu_backward(x(), z(), grad());
+    found.push(("swiglu y", flat(B::swiglu_forward(x(), z()))));
     found.push(("swiglu dgate", flat(dgate)));
     found.push(("swiglu dup", flat(dup)));
 
     let table = |seed| {
-        raw(tensor(
+        raw_of::<B, 2>(tensor(
             noise(tokens * (len / 2), seed),
             [tokens, len / 2],
-            wide,
+            wide(dtype),
             &device,
         ))
     };
     for style in [RotaryStyle::Halves, RotaryStyle::Interleaved] {
-        found.push(("rotary", flat(Flex::rotary(x(), table(13), table(14), style, true))));
+        found.push(("rotary", flat(B::rotary(x(), table(13), table(14), style, true))));
     }
     found.push((
         "dropout",
-        flat(Flex::dropout(x(), &whole(&[batch, tokens, heads, len], 0.3))),
+        flat(B::dropout(x(), &whole(&[batch, tokens, heads, len], 0.3))),
     ));
 
     let rows = batch * tokens * heads;
@@ -66,7 +67,7 @@ fn all_kernels(x: Float, z: Float, grad: Float) -> Vec<(&'static str, Vec<f64>)>
         x4.reshape([rows, len])
     };
     let weights = if len == 0 { vec![0.0; rows] } else { noise(rows, 15) };
-    let (losses, dlogits) = cross_entropy(logits, &targets, weights);
+    let (losses, dlogits) = cross_entropy_on::<B>(logits, &targets, weights);
     found.push(("cross_entropy losses", losses));
     found.push(("cross_entropy dlogits", dlogits));
     found
@@ -88,16 +89,12 @@ fn views_give_the_bits_of_contiguous_tensors() {
         ("flipped", [2, 5, 3, 22], |x| x.flip([1, 3])),
         ("short rows", [2, 5, 3, 6], |x| x.slice([0..2, 0..5, 0..3, 1..5])),
     ];
-    for dtype in DTYPES {
+    for dtype in dtypes() {
         for (name, shape, view) in views {
-            let views = [1, 2, 3].map(|seed| raw(view(sample(shape, dtype, seed))));
-            let copies = views.clone().map(|view| {
-                let dims = wrap::<4>(view.clone()).dims();
-                raw(tensor(values(wrap::<4>(view)), dims, dtype, &Device::flex()))
-            });
-            let ([x, z, grad], [x_copy, z_copy, grad_copy]) = (views, copies);
-            let expected = all_kernels(x_copy, z_copy, grad_copy);
-            for ((kernel, found), (_, expected)) in all_kernels(x, z, grad).into_iter().zip(expected) {
+            let views = [1, 2, 3].map(|seed| view(sample(shape, dtype, seed)));
+            let copies = (views.clone()).map(|view| tensor(values(view.clone()), view.dims(), dtype, &device()));
+            let expected = all_kernels::<Raw>(copies);
+            for ((kernel, found), (_, expected)) in all_kernels::<Raw>(views).into_iter().zip(expected) {
                 assert_eq!(found, expected, "{kernel}, {name}, {dtype:?}");
             }
         }
@@ -109,8 +106,8 @@ fn overwriting_gives_the_bits_of_a_fresh_output() {
     let make = |seed| raw(sample([40, 1000], DType::F32, seed));
     let vector = |seed| raw(sample([1000], DType::F32, seed));
     let run = |x: Float, grad: Float| {
-        let (y, mean, inverse_std) = Flex::layer_norm_forward(x, vector(3), vector(4), 1e-5);
-        let (dx, dweight, dbias) = Flex::layer_norm_backward(make(1), vector(3), mean, inverse_std, grad);
+        let (y, mean, inverse_std) = Raw::layer_norm_forward(x, vector(3), vector(4), 1e-5);
+        let (dx, dweight, dbias) = Raw::layer_norm_backward(make(1), vector(3), mean, inverse_std, grad);
         (
             values(wrap::<2>(y)),
             values(wrap::<2>(dx)),
@@ -125,15 +122,11 @@ fn overwriting_gives_the_bits_of_a_fresh_output() {
 
 #[test]
 fn narrow_dtypes_round_the_exact_result() {
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
+    for dtype in among([DType::F32, DType::BF16, DType::F16]) {
         let inputs = [1, 2, 3].map(|seed| sample([2, 7, 3, 132], dtype, seed));
-        let exact = inputs
-            .clone()
-            .map(|input| raw(tensor(values(input), [2, 7, 3, 132], DType::F64, &Device::flex())));
-        let [x, z, grad] = inputs.map(raw);
-        let [x_exact, z_exact, grad_exact] = exact;
-        let exact = all_kernels(x_exact, z_exact, grad_exact);
-        for ((kernel, found), (_, exact)) in all_kernels(x, z, grad).into_iter().zip(exact) {
+        let exact = (inputs.clone()).map(|input| tensor(values(input), [2, 7, 3, 132], DType::F64, &Device::flex()));
+        let exact = all_kernels::<Flex>(exact);
+        for ((kernel, found), (_, exact)) in all_kernels::<Raw>(inputs).into_iter().zip(exact) {
             // Weights, statistics and the random vectors are themselves rounded to the dtype here.
             assert_close(&format!("{kernel}, {dtype:?}"), &found, &exact, 4.0 * rounding(dtype));
         }
@@ -142,10 +135,7 @@ fn narrow_dtypes_round_the_exact_result() {
 
 #[test]
 fn bits_do_not_depend_on_threads() {
-    let run = || {
-        let [x, z, grad] = [1, 2, 3].map(|seed| raw(sample([2, 150, 3, 130], DType::F32, seed)));
-        all_kernels(x, z, grad)
-    };
+    let run = || all_kernels::<Raw>([1, 2, 3].map(|seed| sample([2, 150, 3, 130], DType::F32, seed)));
     let expected = run();
     for threads in [1, 3, 8] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -160,10 +150,9 @@ fn bits_do_not_depend_on_threads() {
 
 #[test]
 fn empty_tensors_are_allowed() {
-    for dtype in DTYPES {
+    for dtype in dtypes() {
         for shape in [[0, 5, 3, 8], [2, 0, 3, 8], [2, 5, 0, 8], [2, 5, 3, 0]] {
-            let [x, z, grad] = [1, 2, 3].map(|seed| raw(sample(shape, dtype, seed)));
-            for (kernel, found) in all_kernels(x, z, grad) {
+            for (kernel, found) in all_kernels::<Raw>([1, 2, 3].map(|seed| sample(shape, dtype, seed))) {
                 let zeros = ["dweight", "dbias", "losses"].iter().any(|name| kernel.ends_with(name));
                 assert!(
                     found.is_empty() || kernel.ends_with("mean") || kernel.contains("inverse") || zeros,
@@ -177,7 +166,7 @@ fn empty_tensors_are_allowed() {
 
 #[test]
 fn empty_tensors_have_gradients() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let x = Tensor::<2>::zeros([0, 8], &device).require_grad();
     let weight = Tensor::<1>::ones([8], &device).require_grad();
     let y = layer_norm(x.clone(), weight.clone(), weight.clone(), 1e-5);

@@ -1,6 +1,6 @@
 //! RMS norm and layer norm, and what holds for their autodiff nodes as for all others.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use kernels_cubecl::{RotaryStyle, dropout, layer_norm, rms_norm, rotary, swiglu};
 
 use crate::{dropout::whole, support::*};
@@ -15,7 +15,7 @@ fn norms_match_pytorch() {
         let (x, grad) = (get("x").unwrap(), get("grad_out").unwrap());
         let shape = [x.len() / len, len];
         let is_layer_norm = description["kind"] == "layernorm";
-        for dtype in [DType::F32, DType::F64] {
+        for dtype in among([DType::F32, DType::F64]) {
             for device in autodiff_devices() {
                 let x = tensor(x.clone(), shape, dtype, &device).require_grad();
                 let weight = get("weight").unwrap_or(vec![1.0; len]);
@@ -59,7 +59,7 @@ fn norms_match_pytorch() {
 #[test]
 fn layer_norm_weight_gradients_count_tokens() {
     // Row t is (t + 1) (1, -1), so it normalises to (1, -1); its gradient is t + 1: 1 + 2 + ... + 8 = 36.
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let row = |t: usize| t as f64 + 1.0;
     let x = tensor(
         (0..8).flat_map(|t| [row(t), -row(t)]).collect(),
@@ -127,11 +127,11 @@ fn frozen_inputs_get_no_gradient_and_change_no_other() {
 
 #[test]
 fn inputs_and_gradients_that_others_hold_stay_untouched() {
-    let device = Device::flex().autodiff();
+    let (device, dtype) = (device().autodiff(), widest());
     let original = noise(4 * 16, 1);
-    let x = tensor(original.clone(), [4, 16], DType::F64, &device).require_grad();
-    let weight = Tensor::<1>::ones([16], (&device, DType::F64));
-    let table = Tensor::<2>::ones([4, 8], (&device, DType::F64));
+    let x = tensor(original.clone(), [4, 16], dtype, &device).require_grad();
+    let weight = Tensor::<1>::ones([16], (&device, dtype));
+    let table = Tensor::<2>::ones([4, 8], (&device, dtype));
     let y = rms_norm(x.clone(), weight, 1e-5) + swiglu(x.clone(), x.clone()) + dropout(x.clone(), whole(&[4, 16], 0.5));
     let turned = rotary(
         x.clone().reshape([1, 4, 1, 16]),
@@ -144,10 +144,10 @@ fn inputs_and_gradients_that_others_hold_stay_untouched() {
     let grads = (all.clone() * 3.0).sum().backward();
     assert_eq!(values(x.clone()), original);
     let reference: Vec<f64> = {
-        let x = tensor(original.clone(), [4, 16], DType::F64, &device).require_grad();
-        let weight = Tensor::<1>::ones([16], (&device, DType::F64));
+        let x = tensor(original.clone(), [4, 16], dtype, &device).require_grad();
+        let weight = Tensor::<1>::ones([16], (&device, dtype));
         let sum = |y: Tensor<2>| (y * 3.0).sum();
-        let table = Tensor::<2>::ones([4, 8], (&device, DType::F64));
+        let table = Tensor::<2>::ones([4, 8], (&device, dtype));
         let turned = rotary(
             x.clone().reshape([1, 4, 1, 16]),
             table.clone(),
@@ -160,13 +160,13 @@ fn inputs_and_gradients_that_others_hold_stay_untouched() {
             + sum(turned.reshape([4, 16]));
         values(x.grad(&losses.backward()).unwrap())
     };
-    assert_close("dx", &values(x.grad(&grads).unwrap()), &reference, 1e-14);
+    assert_close("dx", &values(x.grad(&grads).unwrap()), &reference, rounding(dtype));
 }
 
 #[test]
 #[should_panic(expected = "layer_norm: weight has shape [3], expected [4] (x is F32 [2, 4])")]
 fn layer_norm_refuses_a_weight_of_another_width() {
-    let device = Device::flex();
+    let device = device();
     layer_norm(
         Tensor::<2>::ones([2, 4], &device),
         Tensor::ones([3], &device),
@@ -178,7 +178,7 @@ fn layer_norm_refuses_a_weight_of_another_width() {
 #[test]
 #[should_panic(expected = "rms_norm: weight is F32, expected BF16 (x is BF16 [2, 4]); cast it")]
 fn rms_norm_refuses_mixed_dtypes() {
-    let device = Device::flex();
+    let device = device();
     rms_norm(
         Tensor::<2>::ones([2, 4], (&device, DType::BF16)),
         Tensor::ones([4], (&device, DType::F32)),

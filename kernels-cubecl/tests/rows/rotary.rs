@@ -1,6 +1,6 @@
 //! Rotary embedding, both ways to pair elements.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use kernels_cubecl::{RotaryStyle, rotary};
 
 use crate::support::*;
@@ -12,7 +12,7 @@ fn rotary_matches_a_naive_reference() {
     let angle = |token: usize, i: usize| token as f64 * 0.7 / (1.0 + i as f64);
     let angles = || (0..tokens).flat_map(|t| (0..half).map(move |i| angle(t, i)));
     for style in [RotaryStyle::Halves, RotaryStyle::Interleaved] {
-        for dtype in DTYPES {
+        for dtype in dtypes() {
             for device in autodiff_devices() {
                 let table = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
                 // Tracked tables are treated as constants.
@@ -51,7 +51,7 @@ fn rotary_matches_a_naive_reference() {
 #[test]
 #[should_panic(expected = "rotary: head_dim is 5, expected an even number")]
 fn rotary_refuses_an_odd_head() {
-    let device = Device::flex();
+    let device = device();
     let table = Tensor::<2>::ones([2, 2], &device);
     rotary(
         Tensor::ones([1, 2, 1, 5], &device),
@@ -64,7 +64,7 @@ fn rotary_refuses_an_odd_head() {
 #[test]
 #[should_panic(expected = "rotary: cos has shape [3, 2], expected [2, 2] (x is F32 [1, 2, 1, 4])")]
 fn rotary_refuses_a_table_of_other_tokens() {
-    let device = Device::flex();
+    let device = device();
     let table = Tensor::<2>::ones([3, 2], &device);
     rotary(
         Tensor::ones([1, 2, 1, 4], &device),

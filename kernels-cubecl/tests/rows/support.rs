@@ -1,13 +1,29 @@
 //! Inputs, fixtures and comparisons.
 
-use burn::backend::Flex;
+use burn::backend::{Backend, DispatchKindConversion, DispatchTensor, tensor::FloatTensor};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kernels_cubecl::philox::Philox;
 use safetensors::{Dtype, SafeTensors};
 
-pub type Float = burn::backend::tensor::FloatTensor<Flex>;
+pub use crate::backend::{Raw, device, dtypes};
 
-pub const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
+pub type Float = FloatTensor<Raw>;
+
+/// Those of these that the device has.
+pub fn among<const N: usize>(wanted: [DType; N]) -> Vec<DType> {
+    let known = dtypes();
+    wanted.into_iter().filter(|dtype| known.contains(dtype)).collect()
+}
+
+/// The most exact dtype of the device.
+pub fn widest() -> DType {
+    among([DType::F64, DType::F32])[0]
+}
+
+/// What kernels on a dtype accumulate in.
+pub fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
 
 /// Numbers in about (-2, 2), the same in every run.
 pub fn noise(len: usize, seed: u64) -> Vec<f64> {
@@ -28,18 +44,29 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
 }
 
 pub fn raw<const D: usize>(tensor: Tensor<D>) -> Float {
-    tensor.try_into_primitive::<Flex>().unwrap()
+    raw_of::<Raw, D>(tensor)
 }
 
 pub fn wrap<const D: usize>(tensor: Float) -> Tensor<D> {
-    Tensor::from_primitive::<Flex>(tensor)
+    wrap_of::<Raw, D>(tensor)
+}
+
+pub fn raw_of<B: Backend, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    tensor.try_into_primitive::<B>().unwrap()
+}
+
+pub fn wrap_of<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<D>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    Tensor::from_primitive::<B>(tensor)
 }
 
 pub fn autodiff_devices() -> [Device; 2] {
-    [
-        Device::flex().autodiff(),
-        Device::flex().autodiff().gradient_checkpointing(),
-    ]
+    [device().autodiff(), device().autodiff().gradient_checkpointing()]
 }
 
 /// Largest error relative to the largest reference value.
@@ -114,5 +141,5 @@ impl Fixture {
 }
 
 pub fn sample<const D: usize>(shape: [usize; D], dtype: DType, seed: u64) -> Tensor<D> {
-    tensor(noise(shape.iter().product(), seed), shape, dtype, &Device::flex())
+    tensor(noise(shape.iter().product(), seed), shape, dtype, &device())
 }

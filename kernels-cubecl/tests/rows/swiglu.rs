@@ -1,14 +1,13 @@
 //! SwiGLU.
 
-use burn::backend::Flex;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use kernels_cubecl::{Kernels, swiglu};
 
 use crate::support::*;
 
 #[test]
 fn swiglu_matches_a_naive_reference() {
-    for dtype in DTYPES {
+    for dtype in dtypes() {
         for device in autodiff_devices() {
             let shape = [7, 321];
             let scaled = |seed, scale: f64| noise(7 * 321, seed).iter().map(|x| x * scale).collect();
@@ -35,25 +34,24 @@ fn swiglu_matches_a_naive_reference() {
 
 #[test]
 fn swiglu_saturates_cleanly() {
-    let device = Device::flex();
-    let gate = vec![-1000.0, -100.0, -90.0, -88.0, 0.0, 88.0, 100.0, 1000.0];
-    let gate = raw(tensor(gate, [8], DType::F32, &device));
-    let ones = || raw(tensor(vec![1.0; 8], [8], DType::F32, &device));
-    let y = values(wrap::<1>(Flex::swiglu_forward(gate.clone(), ones())));
-    assert_close("y", &y, &[0.0, 0.0, 0.0, 0.0, 0.0, 88.0, 100.0, 1000.0], 1e-7);
-    let (dgate, dup) = Flex::swiglu_backward(gate, ones(), ones());
-    assert_close("dup", &values(wrap::<1>(dup)), &y, 0.0);
-    assert_close(
-        "dgate",
-        &values(wrap::<1>(dgate)),
-        &[0.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0],
-        1e-7,
-    );
+    let device = device();
+    for dtype in dtypes() {
+        let gate = vec![-1000.0, -100.0, -90.0, -88.0, 0.0, 88.0, 100.0, 1000.0];
+        let gate = raw(tensor(gate, [8], dtype, &device));
+        let ones = || raw(tensor(vec![1.0; 8], [8], dtype, &device));
+        let y = values(wrap::<1>(Raw::swiglu_forward(gate.clone(), ones())));
+        let expected = [0.0, 0.0, 0.0, 0.0, 0.0, 88.0, 100.0, 1000.0];
+        assert_close("y", &y, &expected, 1e-7);
+        let (dgate, dup) = Raw::swiglu_backward(gate, ones(), ones());
+        assert_close("dup", &values(wrap::<1>(dup)), &y, 0.0);
+        let expected = [0.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0];
+        assert_close("dgate", &values(wrap::<1>(dgate)), &expected, 1e-7);
+    }
 }
 
 #[test]
 #[should_panic(expected = "swiglu: up has shape [4, 2], expected [2, 4] (gate is F32 [2, 4])")]
 fn swiglu_refuses_other_shapes() {
-    let device = Device::flex();
+    let device = device();
     swiglu(Tensor::<2>::ones([2, 4], &device), Tensor::ones([4, 2], &device));
 }

@@ -30,6 +30,15 @@ impl SelfAttention {
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
     #[track_caller]
     pub fn forward(&self, x: SpTensor<3>, rotary: Option<&RotaryTable>, options: &AttentionOptions) -> SpTensor<3> {
+        self.project(self.attend(x, rotary, options))
+    }
+
+    /// The heads, before they are projected back to the residual stream.
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, hidden]`; returns `[batch, tokens, heads * head_dim]`
+    #[track_caller]
+    pub fn attend(&self, x: SpTensor<3>, rotary: Option<&RotaryTable>, options: &AttentionOptions) -> SpTensor<3> {
         let (heads, kv_heads) = (self.head_features(), self.kv_features(x.mesh()));
         let (q, k, v) = {
             let x = Gathered::new(x);
@@ -46,8 +55,16 @@ impl SelfAttention {
                 project(&self.value, kv_heads, None),
             )
         };
-        let y = heads.merge_units(attention(q, k, v, options));
-        row_linear(y, &self.output, Placement::Shard(1))
+        heads.merge_units(attention(q, k, v, options))
+    }
+
+    /// Heads back to the residual stream; the other half of [`forward`](Self::forward).
+    ///
+    /// # Shapes
+    /// - `heads`: `[batch, tokens, heads * head_dim]`; returns `[batch, tokens, hidden]`
+    #[track_caller]
+    pub fn project(&self, heads: SpTensor<3>) -> SpTensor<3> {
+        row_linear(heads, &self.output, Placement::Shard(1))
     }
 
     /// This rank's heads; see [`Transformer::shard`](super::Transformer::shard).

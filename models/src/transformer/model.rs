@@ -9,7 +9,7 @@ use burn_sp::nn::{
 use burn_sp::train::{LossShare, ParamLayouts, class_parallel_loss};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::{Block, Norm};
+use super::{Block, BlockContext, Norm, Recompute};
 
 /// What a forward pass depends on beside its tokens.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +20,8 @@ pub struct ForwardOptions {
     pub kv: KvMove,
     /// Names the dropout masks of a training step; none for evaluation.
     pub dropout: Option<DropoutKey>,
+    /// What backward computes again, instead of forward keeping it.
+    pub recompute: Recompute,
 }
 
 /// A decoder-only language model; made by [`TransformerConfig`](super::TransformerConfig).
@@ -84,16 +86,21 @@ impl Transformer {
         let key = |layer: u64| options.dropout.map(|key| key.layer(layer));
         let x = parallel_embedding(&self.embedding, tokens, self.vocabulary(), Placement::Shard(1));
         let x = self.add_positions(x);
-        let attention = AttentionOptions {
-            mask: options.mask.clone(),
-            kv: options.kv,
-            dropout: self.attention_dropout,
-            ..AttentionOptions::default()
+        let mut context = BlockContext {
+            rotary: self.rotary_table(&x, &positions),
+            attention: AttentionOptions {
+                mask: options.mask.clone(),
+                kv: options.kv,
+                dropout: self.attention_dropout,
+                ..AttentionOptions::default()
+            },
+            dropout,
+            key: None,
         };
-        let rotary = self.rotary_table(&x, &positions);
         let mut x = dropout.forward(x, key(0));
         for (index, block) in self.blocks.iter().enumerate() {
-            x = block.forward(x, rotary.as_ref(), &attention, dropout, key(1 + 3 * index as u64));
+            context.key = key(1 + 3 * index as u64);
+            x = block.forward_with(x, &context, options.recompute);
         }
         x.tokenwise(|x| self.norm.forward(x))
     }

@@ -10,14 +10,24 @@ use burn_sp::{LaunchConfig, SpDevice, launch};
 /// Long enough for a machine under load, short enough that a fault shows.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Where suites run: Flex, unless the environment variable `BURN_SP_DEVICE` is `wgpu`.
+pub fn device() -> Device {
+    match std::env::var("BURN_SP_DEVICE").as_deref() {
+        Err(_) | Ok("flex") => Device::flex(),
+        #[cfg(feature = "wgpu")]
+        Ok("wgpu") => Device::wgpu(Default::default()),
+        Ok(other) => panic!("BURN_SP_DEVICE={other}: this build has no such device"),
+    }
+}
+
 /// Runs the ranks on an autodiff device; none may fail.
 pub fn ranks<T: Send>(mesh: MeshShape, body: impl Fn(SpDevice) -> T + Send + Sync) -> Vec<T> {
-    launch(&config(mesh), &Device::flex().autodiff(), body).unwrap_or_else(|error| panic!("{mesh}: {error}"))
+    launch(&config(mesh), &device().autodiff(), body).unwrap_or_else(|error| panic!("{mesh}: {error}"))
 }
 
 /// Runs the ranks, of which one has to fail; returns the report.
 pub fn failure(mesh: MeshShape, body: impl Fn(SpDevice) + Send + Sync) -> String {
-    match launch(&config(mesh), &Device::flex().autodiff(), body) {
+    match launch(&config(mesh), &device().autodiff(), body) {
         Ok(_) => panic!("{mesh}: no rank failed"),
         Err(error) => error.to_string(),
     }

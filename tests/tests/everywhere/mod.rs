@@ -4,6 +4,7 @@ use burn_sp::attention::{Blocks, KvMove, Mask, MaskRule};
 use burn_sp::layout::MeshShape;
 
 /// Every mesh of at most 8 ranks, and both ways of moving keys where there is a ring.
+#[allow(dead_code, reason = "each suite uses its part")]
 pub fn meshes() -> Vec<(MeshShape, KvMove)> {
     let axis = || 1..=8usize;
     let mut meshes = Vec::new();

@@ -8,7 +8,7 @@ use burn_sp::layout::{Axis, Layout, MeshShape, Placement, Split};
 use burn_sp::nn::{Dropout, Features, Gathered, row_linear, shard_columns, shard_rows};
 use burn_sp::train::{LossShare, ParamLayouts, sum_gradients};
 use burn_sp::{SpDevice, SpTensor};
-use burn_sp_models::transformer::TransformerConfig;
+use burn_sp_models::transformer::{BlockContext, TransformerConfig};
 use burn_sp_tests::cast;
 
 use crate::common::{f64s, noise, ranks, tensor};
@@ -191,8 +191,13 @@ fn traffic_of_a_layer_is_megatrons() {
                 [of("all_gather"), of("reduce_scatter"), of("all_reduce")]
             };
             counts();
-            let dropout = Dropout { probability: 0.0 };
-            let y = block.forward(x, None, &AttentionOptions::default(), dropout, None);
+            let context = BlockContext {
+                rotary: None,
+                attention: AttentionOptions::default(),
+                dropout: Dropout { probability: 0.0 },
+                key: None,
+            };
+            let y = block.forward(x, &context);
             let forward = counts();
             let loss = LossShare::mean(y.clone().mul(y));
             counts();

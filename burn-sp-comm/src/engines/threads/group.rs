@@ -38,7 +38,15 @@ pub(super) struct Round {
 /// What a rank called, for comparison and for reports.
 pub(super) struct Post {
     site: Site,
-    transfers: Vec<(Collective, Vec<usize>, DType)>,
+    transfers: Vec<Posted>,
+}
+
+/// A transfer without its elements.
+struct Posted {
+    op: Collective,
+    shape: Vec<usize>,
+    dtype: DType,
+    on_device: bool,
 }
 
 impl fmt::Debug for Group {
@@ -87,12 +95,11 @@ impl Group {
             collected: 0,
             joint: Arc::default(),
         });
-        let describe = |transfer: &Transfer| {
-            (
-                transfer.op.clone(),
-                transfer.buffer.shape().to_vec(),
-                transfer.buffer.dtype(),
-            )
+        let describe = |transfer: &Transfer| Posted {
+            op: transfer.op.clone(),
+            shape: transfer.buffer.shape().to_vec(),
+            dtype: transfer.buffer.dtype(),
+            on_device: transfer.buffer.host().is_none(),
         };
         let post = Post {
             site,
@@ -156,7 +163,7 @@ impl Post {
     /// What makes it impossible for the two to be one collective.
     fn difference(&self, other: &Post) -> Option<&'static str> {
         let (own, others) = (&self.transfers, &other.transfers);
-        if own[0].0.name() != others[0].0.name() {
+        if own[0].op.name() != others[0].op.name() {
             return Some("operation");
         }
         if own.len() != others.len() {
@@ -164,16 +171,19 @@ impl Post {
         }
         own.iter()
             .zip(others)
-            .find_map(|((op, shape, dtype), (other_op, other_shape, other_dtype))| {
+            .find_map(|(own, other)| {
+                let (op, shape, other_shape) = (&own.op, &own.shape, &other.shape);
                 let (any_shape, any_dtype) = match op {
                     Collective::Shift { .. } => (true, false),
                     Collective::Broadcast { .. } | Collective::Barrier => (true, true),
                     _ => (false, false),
                 };
                 let alike = |(dim, (a, b)): (usize, (&usize, &usize))| a == b || op.varying_dim() == Some(dim);
-                if !any_dtype && dtype != other_dtype {
+                if !any_dtype && own.dtype != other.dtype {
                     Some("dtype")
-                } else if op != other_op {
+                } else if !any_dtype && own.on_device != other.on_device {
+                    Some("memory")
+                } else if *op != other.op {
                     Some("parameters")
                 } else if any_shape
                     || shape.len() == other_shape.len() && shape.iter().zip(other_shape).enumerate().all(alike)
@@ -187,16 +197,19 @@ impl Post {
 
     /// `all_gather over ulysses [2, 3, f32] at src/a.rs:1:2`
     fn describe(&self, axis: &str, difference: &str) -> String {
-        let op = &self.transfers[0].0;
+        let op = &self.transfers[0].op;
         let mut text = op.name().to_string();
         if difference == "parameters" {
-            let parameters: Vec<_> = self.transfers.iter().map(|(op, ..)| op.parameters()).collect();
+            let parameters: Vec<_> = self.transfers.iter().map(|posted| posted.op.parameters()).collect();
             text += &format!(" {}", parameters.join(", "));
         }
         text += &format!(" over {axis}");
-        for (_, shape, dtype) in self.transfers.iter().filter(|_| *op != Collective::Barrier) {
-            let lengths: String = shape.iter().map(|length| format!("{length}, ")).collect();
-            text += &format!(" [{lengths}{}]", dtype_name(*dtype));
+        for posted in self.transfers.iter().filter(|_| *op != Collective::Barrier) {
+            let lengths: String = posted.shape.iter().map(|length| format!("{length}, ")).collect();
+            text += &format!(" [{lengths}{}]", dtype_name(posted.dtype));
+        }
+        if difference == "memory" {
+            text += if self.transfers[0].on_device { " on a device" } else { " in host memory" };
         }
         text + &format!(" at {}", self.site)
     }

@@ -66,6 +66,10 @@ impl Member {
                 &format!("one call is of one kind, but {other} is packed with it"),
             ));
         }
+        let on_device = |transfer: &Transfer| transfer.buffer.host().is_none();
+        if transfers.iter().any(|transfer| on_device(transfer) != on_device(first)) {
+            return Err(refuse(name, "tensors in host memory and on a device are packed together"));
+        }
         let plan = |transfer: &Transfer| {
             Plan::new(&transfer.op, self.size(), self.rank, transfer.buffer.shape())
                 .map_err(|fault| refuse(name, &fault))
@@ -95,7 +99,9 @@ impl Communicator for Member {
         let plans = self.plans(&transfers, site)?;
         let size = self.size();
         if size == 1 {
-            return Ok(Box::new(Alone(transfers.into_iter().zip(plans).map(alone).collect())));
+            return Ok(Box::new(Alone(
+                transfers.into_iter().zip(plans).map(alone).collect::<Result<_, _>>()?,
+            )));
         }
         let sent = |Transfer { op, buffer }: &Transfer| {
             elements_sent(op, size, self.rank, buffer.shape()) * buffer.dtype().size()
@@ -103,6 +109,7 @@ impl Communicator for Member {
         let bytes = transfers.iter().map(sent).sum();
         let op = transfers[0].op.clone();
         let kinds = transfers.iter().map(|transfer| transfer.buffer.dtype()).collect();
+        let on_device = transfers[0].buffer.host().is_none();
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
         let call = Call {
             name: op.name(),
@@ -131,6 +138,7 @@ impl Communicator for Member {
             op,
             plans,
             dtypes: kinds,
+            on_device,
             call,
         }))
     }
@@ -180,11 +188,11 @@ impl Communicator for Member {
 }
 
 /// In a group of one: the tensor itself, unless its parts reorder it.
-fn alone((transfer, plan): (Transfer, Plan)) -> Buffer {
+fn alone((transfer, plan): (Transfer, Plan)) -> Result<Buffer, CommError> {
     let buffer = transfer.buffer;
     if plan.is_copy_of(0, buffer.shape()) {
-        buffer
+        Ok(buffer)
     } else {
-        assemble(plan, &[Some(&buffer)], buffer.dtype())
+        assemble(plan, &buffer, &[Some(&buffer)])
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Started {
     pub op: Collective,
     pub plans: Vec<Plan>,
     pub dtypes: Vec<DType>,
+    /// Where the tensors are: of all ranks, or the call would not have been posted.
+    pub on_device: bool,
     pub call: Call,
 }
 
@@ -73,18 +75,16 @@ impl Started {
                 let tensors = self.await_round(deadline, &all, |round| round.tensors[rank].take())?;
                 Ok(tensors.map(Arc::unwrap_or_clone).unwrap_or_default())
             }
-            Collective::AllGather { .. } | Collective::AllReduce => self.joint_results(deadline),
-            Collective::ReduceScatter { .. } | Collective::AllToAll { .. } => {
+            // Each device has its own memory, so there is nothing to share.
+            Collective::AllGather { .. } | Collective::AllReduce if !self.on_device => self.joint_results(deadline),
+            _ => {
                 let tensors = self.everyones_tensors(deadline)?.0;
                 let assemble = |(transfer, plan): (usize, Plan)| {
                     let sources: Vec<_> = tensors.iter().map(|tensors| tensors.get(transfer)).collect();
-                    assemble(plan, &sources, self.dtypes[transfer])
+                    assemble(plan, &tensors[self.rank][transfer], &sources)
                 };
-                Ok(std::mem::take(&mut self.plans)
-                    .into_iter()
-                    .enumerate()
-                    .map(assemble)
-                    .collect())
+                let plans = std::mem::take(&mut self.plans).into_iter();
+                plans.enumerate().map(assemble).collect()
             }
         }
     }

@@ -7,12 +7,12 @@ use super::{
     blocks::{Block, KEYS, QUERIES, Visible},
     dropout::Dropout,
     gemm::{Matrix, Store, product},
-    problem::Problem,
     real::Real,
     rows::{Output, Rows, Writer},
     softmax::{self, Gradient},
     workspace,
 };
+use crate::problem::Problem;
 
 /// The keys of a head are dealt to several tasks if there would be fewer tasks than this. A constant: the number of
 /// terms decides the rounding, which must not depend on the machine.

@@ -1,7 +1,7 @@
 //! Dropout of attention weights: each tile's part of the mask, drawn where it is needed.
 
-use super::{blocks::Block, problem::Problem, real::Real};
-use crate::{dropout::DropRule, philox::Philox};
+use super::{blocks::Block, real::Real};
+use crate::{dropout::DropRule, philox::Philox, problem::Problem};
 
 /// The mask of a call.
 pub struct Dropout {

@@ -5,12 +5,12 @@ use super::{
     blocks::{Block, KEYS, QUERIES, Visible},
     dropout::Dropout,
     gemm::{Matrix, Store, product},
-    problem::Problem,
     real::Real,
     rows::{Output, Rows, Writer},
     softmax::{self, Online},
     workspace,
 };
+use crate::problem::Problem;
 
 /// With fewer tasks than this, tiles have fewer queries, so that all cores find work. A constant: the cutting
 /// decides the rounding, which must not depend on the machine.

@@ -2,6 +2,7 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::real::Real;
+use crate::problem::check_merge;
 
 /// Merges `other` into `out` and `stats`, in place where no one else holds them.
 ///
@@ -13,24 +14,7 @@ pub fn merge<A: Real>(
     other_stats: FlexTensor,
 ) -> (FlexTensor, FlexTensor) {
     let [mut out, mut stats, other_out, other_stats] = [out, stats, other_out, other_stats].map(whole);
-    let shape = <[usize; 4]>::try_from(out.layout().shape().to_vec()).ok();
-    let numbers = |[batch, tokens, heads, _]: [usize; 4]| [2, batch, heads, tokens];
-    let fits = shape.is_some_and(|shape| {
-        other_out.layout().shape().as_slice() == shape
-            && [&stats, &other_stats].map(|stats| stats.layout().shape().as_slice() == numbers(shape)) == [true; 2]
-            && [&out, &stats, &other_out, &other_stats].map(|tensor| tensor.dtype() == A::dtype()) == [true; 4]
-    });
-    let (Some([batch, tokens, heads, width]), true) = (shape, fits) else {
-        let describe = |tensor: &FlexTensor| format!("{:?} {:?}", tensor.layout().shape().as_slice(), tensor.dtype());
-        panic!(
-            "attention merge: outputs {} and {}, statistics {} and {}: expected [batch, tokens, heads, dim] and \
-             [2, batch, heads, tokens] twice, all in the accumulation dtype",
-            describe(&out),
-            describe(&other_out),
-            describe(&stats),
-            describe(&other_stats)
-        );
-    };
+    let ([batch, tokens, heads, width], _) = check_merge(&out, &stats, &other_out, &other_stats);
     let rows = batch * heads * tokens;
     let mut shares = vec![Share::Own; rows];
     let (largest, log_sum) = stats.storage_mut::<A>().split_at_mut(rows);

@@ -12,7 +12,6 @@ mod dropout;
 mod forward;
 mod gemm;
 mod merge;
-mod problem;
 mod real;
 mod rows;
 mod softmax;
@@ -20,9 +19,9 @@ mod workspace;
 
 use burn::tensor::DType;
 
-use self::{backward::Saved, problem::Problem};
+use self::backward::Saved;
 use super::Float;
-use crate::AttentionSpec;
+use crate::{AttentionSpec, problem::Problem};
 
 pub fn forward(q: Float, k: Float, v: Float, spec: &AttentionSpec) -> (Float, Float) {
     let problem = Problem::check(&q, &k, &v, spec);

@@ -11,15 +11,6 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use super::{gemm::Matrix, real::Real};
 
-/// The dtype a kernel accumulates in, if it knows `dtype` at all.
-pub fn accumulator(dtype: DType) -> Option<DType> {
-    match dtype {
-        DType::F64 => Some(DType::F64),
-        DType::F32 | DType::F16 | DType::BF16 => Some(DType::F32),
-        _ => None,
-    }
-}
-
 enum Storage<'a> {
     F64(&'a [f64]),
     F32(&'a [f32]),

@@ -11,12 +11,12 @@ use super::{
     scalar::{Real, Scalar},
     support::*,
 };
-
-const OP: &str = "cross_entropy";
+use crate::checks;
 
 /// `[3, rows]`: largest logit, sum of exponentials of the distance from it, logit of the target.
 pub fn statistics(logits: Float, targets: IntTensor<Flex>, weights: Float, first: usize, total: usize) -> Float {
-    let targets = checked(&logits, &targets, &weights);
+    checks::cross_entropy(&logits, &targets, &weights, None);
+    let targets = integers(&targets);
     by_dtype!(
         "cross_entropy",
         logits.dtype(),
@@ -26,36 +26,13 @@ pub fn statistics(logits: Float, targets: IntTensor<Flex>, weights: Float, first
 
 /// `weight * (softmax - onehot)`.
 pub fn gradient(logits: Float, targets: IntTensor<Flex>, weights: Float, statistics: Float, first: usize) -> Float {
-    let targets = checked(&logits, &targets, &weights);
-    let why = format!("logits are {:?} {:?}", logits.dtype(), logits.shape().as_slice());
-    expect(
-        OP,
-        "statistics",
-        &statistics,
-        &[3, targets.len()],
-        weights.dtype(),
-        &why,
-    );
+    checks::cross_entropy(&logits, &targets, &weights, Some(&statistics));
+    let targets = integers(&targets);
     by_dtype!(
         "cross_entropy",
         logits.dtype(),
         gradient_as(logits, &targets, &weights, &statistics, first)
     )
-}
-
-/// The targets, once all shapes and dtypes fit.
-fn checked(logits: &Float, targets: &IntTensor<Flex>, weights: &Float) -> Vec<i64> {
-    let shape = logits.shape();
-    let &[rows, _] = shape.as_slice() else {
-        panic!(
-            "{OP}: logits have shape {:?}, expected [rows, classes]; flatten the dimensions before the classes",
-            shape.as_slice()
-        );
-    };
-    let why = format!("logits are {:?} {:?}", logits.dtype(), shape.as_slice());
-    expect(OP, "targets", targets, &[rows], targets.dtype(), &why);
-    expect(OP, "weights", weights, &[rows], accumulation(logits.dtype()), &why);
-    integers(targets)
 }
 
 /// The column of a target, if it is among the classes that are here.
@@ -68,12 +45,8 @@ fn column(target: i64, first: usize, classes: usize) -> Option<usize> {
 fn statistics_as<T: Scalar>(logits: Float, targets: &[i64], weights: &Float, first: usize, total: usize) -> Float {
     let classes = logits.shape()[1];
     let weights = widened::<T::Acc>(weights);
-    for (row, (&target, &weight)) in targets.iter().zip(&weights).enumerate() {
-        assert!(
-            weight == T::Acc::ZERO || column(target, 0, total).is_some(),
-            "{OP}: target {target} of row {row} is not among the {total} classes; give an ignored row weight 0"
-        );
-    }
+    let ignored = weights.iter().map(|&weight| weight == T::Acc::ZERO);
+    checks::cross_entropy_targets(targets.iter().copied().zip(ignored), total);
     let rows = targets.len();
     // What an ignored row has: a loss of 0, also once several ranks' statistics are merged.
     let (mut peaks, mut sums, mut of_targets) = (

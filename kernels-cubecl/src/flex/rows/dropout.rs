@@ -10,17 +10,14 @@ use super::{
     support::*,
 };
 use crate::{
-    DropoutSpec, Positions,
-    dropout::{self, DropRule},
+    DropoutSpec, checks,
+    dropout::{DropRule, Runs},
     philox::Philox,
 };
 
 /// `x * mask / keep`.
 pub fn apply(x: Float, spec: &DropoutSpec) -> Float {
-    let shape = x.shape();
-    let positions: Vec<&Positions> = spec.positions.iter().collect();
-    dropout::check(spec.probability, &spec.shape, &positions, shape.as_slice())
-        .unwrap_or_else(|wrong| panic!("dropout: {wrong} (x is {:?} {:?})", x.dtype(), shape.as_slice()));
+    checks::dropout(&x, spec);
     by_dtype!("dropout", x.dtype(), apply_as(x, spec))
 }
 
@@ -71,88 +68,32 @@ fn drop_row<A: Real>(x: &[A], random: &[u32], rule: DropRule, y: &mut [MaybeUnin
     }
 }
 
-/// The random words of the local elements, in local row-major order.
-///
-/// Trailing dimensions held whole, and the ranges of the dimension before them, are runs of consecutive global
-/// indices; the generator fills a run at a time.
+/// The random words of the local elements, in local row-major order; the generator fills a run at a time.
 struct Words {
     philox: Philox,
-    /// For each dimension before the runs, the global index at which each local position starts.
-    outer: Vec<Vec<u64>>,
-    /// Where each run starts in a local slab, and its global index there; a slab is one position of all of `outer`.
-    runs: Vec<(usize, u64)>,
-    slab: usize,
+    runs: Runs,
 }
 
 impl Words {
     fn new(spec: &DropoutSpec) -> Self {
-        let dims = spec.shape.len();
-        let whole = |dim: usize| {
-            let mut next = 0;
-            spec.positions[dim].ranges().iter().all(|range| {
-                let joins = range.start == next;
-                next = range.end;
-                joins
-            }) && next == spec.shape[dim]
-        };
-        // The last dimension held in part, and how many elements lie behind one of its positions.
-        let mut split = dims;
-        let mut inner = 1;
-        while split > 0 {
-            split -= 1;
-            if !whole(split) {
-                break;
-            }
-            if split > 0 {
-                inner *= spec.shape[split];
-            }
-        }
-        let mut runs = Vec::new();
-        let mut slab = 0;
-        let mut outer = Vec::new();
-        if dims == 0 {
-            runs.push((0, 0));
-            slab = 1;
-        } else {
-            for range in spec.positions[split].ranges() {
-                runs.push((slab, (range.start * inner) as u64));
-                slab += range.len() * inner;
-            }
-            let mut stride = (inner * spec.shape[split]) as u64;
-            for dim in (0..split).rev() {
-                outer.push(
-                    spec.positions[dim]
-                        .iter()
-                        .map(|position| position as u64 * stride)
-                        .collect(),
-                );
-                stride *= spec.shape[dim] as u64;
-            }
-        }
         Self {
             philox: Philox::new(spec.seed, spec.stream),
-            outer,
-            runs,
-            slab,
+            runs: Runs::new(&spec.shape, &spec.positions),
         }
     }
 
     /// The words of the local elements from `start` on.
     #[inline(always)]
     fn fill(&self, start: usize, out: &mut [u32]) {
+        let Runs { runs, slab, .. } = &self.runs;
         let mut start = start;
         let mut out = out;
         while !out.is_empty() {
-            let mut rest = start / self.slab;
-            let mut global = 0;
-            for starts in &self.outer {
-                global += starts[rest % starts.len()];
-                rest /= starts.len();
-            }
-            let within = start % self.slab;
-            let next = self.runs.partition_point(|&(run, _)| run <= within);
-            let (run, first) = self.runs[next - 1];
-            let end = self.runs.get(next).map_or(self.slab, |&(run, _)| run);
+            let global = self.runs.slab_start(start / slab);
+            let within = start % slab;
+            let next = runs.partition_point(|&(run, _)| run <= within);
+            let (run, first) = runs[next - 1];
+            let end = runs.get(next).map_or(*slab, |&(run, _)| run);
             let count = out.len().min(end - within);
             self.philox
                 .fill(global + first + (within - run) as u64, &mut out[..count]);

@@ -10,36 +10,21 @@ use super::{
     scalar::{Real, Scalar},
     support::*,
 };
+use crate::checks::{self, features, row_count};
 
 /// `(y, mean, 1 / std)`.
 pub fn forward(x: Float, weight: Float, bias: Float, eps: f64) -> (Float, Float, Float) {
-    let len = features("layer_norm", &x);
-    let why = format!("x is {:?} {:?}", x.dtype(), x.shape().as_slice());
-    expect("layer_norm", "weight", &weight, &[len], x.dtype(), &why);
-    expect("layer_norm", "bias", &bias, &[len], x.dtype(), &why);
+    checks::norm("layer_norm", &x, &weight, Some(&bias));
     by_dtype!("layer_norm", x.dtype(), forward_as(x, weight, bias, eps))
 }
 
 /// `(dx, dweight, dbias)`.
 pub fn backward(x: Float, weight: Float, mean: Float, inverse_std: Float, grad: Float) -> (Float, Float, Float) {
-    let op = "layer_norm backward";
-    let len = features(op, &x);
-    let (shape, dtype) = (x.shape(), x.dtype());
-    let why = format!("x is {dtype:?} {:?}", shape.as_slice());
-    expect(op, "weight", &weight, &[len], dtype, &why);
-    expect(op, "grad", &grad, shape.as_slice(), dtype, &why);
-    expect(op, "mean", &mean, &[row_count(&x)], accumulation(dtype), &why);
-    expect(
-        op,
-        "inverse_std",
-        &inverse_std,
-        &[row_count(&x)],
-        accumulation(dtype),
-        &why,
-    );
+    let statistics = [("mean", &mean), ("inverse_std", &inverse_std)];
+    checks::norm_backward("layer_norm backward", &x, &weight, &statistics, &grad);
     by_dtype!(
         "layer_norm backward",
-        dtype,
+        x.dtype(),
         backward_as(x, weight, mean, inverse_std, grad)
     )
 }

@@ -10,32 +10,23 @@ use super::{
     scalar::{Real, Scalar},
     support::*,
 };
+use crate::checks::{self, features, row_count};
 
 /// `(y, 1 / rms)`.
 pub fn forward(x: Float, weight: Float, eps: f64) -> (Float, Float) {
-    let len = features("rms_norm", &x);
-    let why = format!("x is {:?} {:?}", x.dtype(), x.shape().as_slice());
-    expect("rms_norm", "weight", &weight, &[len], x.dtype(), &why);
+    checks::norm("rms_norm", &x, &weight, None);
     by_dtype!("rms_norm", x.dtype(), forward_as(x, weight, eps))
 }
 
 /// `(dx, dweight)`.
 pub fn backward(x: Float, weight: Float, inverse_rms: Float, grad: Float) -> (Float, Float) {
-    let op = "rms_norm backward";
-    let len = features(op, &x);
-    let (shape, dtype) = (x.shape(), x.dtype());
-    let why = format!("x is {dtype:?} {:?}", shape.as_slice());
-    expect(op, "weight", &weight, &[len], dtype, &why);
-    expect(op, "grad", &grad, shape.as_slice(), dtype, &why);
-    expect(
-        op,
-        "inverse_rms",
-        &inverse_rms,
-        &[row_count(&x)],
-        accumulation(dtype),
-        &why,
-    );
-    by_dtype!("rms_norm backward", dtype, backward_as(x, weight, inverse_rms, grad))
+    let statistics = [("inverse_rms", &inverse_rms)];
+    checks::norm_backward("rms_norm backward", &x, &weight, &statistics, &grad);
+    by_dtype!(
+        "rms_norm backward",
+        x.dtype(),
+        backward_as(x, weight, inverse_rms, grad)
+    )
 }
 
 fn forward_as<T: Scalar>(x: Float, weight: Float, eps: f64) -> (Float, Float) {

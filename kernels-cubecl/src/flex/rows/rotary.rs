@@ -9,25 +9,11 @@ use super::{
     scalar::{Real, Scalar},
     support::*,
 };
-use crate::RotaryStyle;
+use crate::{RotaryStyle, checks};
 
 /// Turns the pairs of each head by the angles of its token, or back if `inverse`.
 pub fn rotate(x: Float, cos: Float, sin: Float, style: RotaryStyle, inverse: bool) -> Float {
-    let shape = x.shape();
-    let &[_, tokens, _, head_dim] = shape.as_slice() else {
-        panic!(
-            "rotary: x has shape {:?}, expected [batch, tokens, heads, head_dim]",
-            shape.as_slice()
-        );
-    };
-    assert!(
-        head_dim.is_multiple_of(2),
-        "rotary: head_dim is {head_dim}, expected an even number: elements turn in pairs"
-    );
-    let why = format!("x is {:?} {:?}", x.dtype(), shape.as_slice());
-    let dtype = accumulation(x.dtype());
-    expect("rotary", "cos", &cos, &[tokens, head_dim / 2], dtype, &why);
-    expect("rotary", "sin", &sin, &[tokens, head_dim / 2], dtype, &why);
+    checks::rotary(&x, &cos, &sin);
     by_dtype!("rotary", x.dtype(), rotate_as(x, cos, sin, style, inverse))
 }
 

@@ -33,42 +33,6 @@ macro_rules! by_dtype {
 }
 pub(super) use by_dtype;
 
-/// Panics unless the tensor has this shape and dtype; `why` says where they come from.
-pub fn expect(op: &str, name: &str, tensor: &FlexTensor, shape: &[usize], dtype: DType, why: &str) {
-    let found = tensor.shape();
-    assert!(
-        found.as_slice() == shape,
-        "{op}: {name} has shape {:?}, expected {shape:?} ({why})",
-        found.as_slice()
-    );
-    assert!(
-        tensor.dtype() == dtype,
-        "{op}: {name} is {:?}, expected {dtype:?} ({why}); cast it",
-        tensor.dtype()
-    );
-}
-
-/// The dtype in which a kernel on tensors of `dtype` accumulates and returns statistics.
-pub fn accumulation(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
-/// Size of the last dimension.
-pub fn features(op: &str, x: &FlexTensor) -> usize {
-    let shape = x.shape();
-    *shape
-        .as_slice()
-        .last()
-        .unwrap_or_else(|| panic!("{op}: x has no dimensions, expected [..., features]"))
-}
-
-/// How many rows of the last dimension there are.
-pub fn row_count(x: &FlexTensor) -> usize {
-    let shape = x.shape();
-    let (_, outer) = shape.as_slice().split_last().expect("checked by features");
-    outer.iter().product()
-}
-
 /// The tensor with its last dimension contiguous: itself, or a copy.
 pub fn dense(tensor: FlexTensor) -> FlexTensor {
     let last = tensor.layout().num_dims().wrapping_sub(1);

@@ -9,20 +9,17 @@ use super::{
     scalar::{Real, Scalar},
     support::*,
 };
+use crate::checks;
 
 /// `gate * sigmoid(gate) * up`.
 pub fn forward(gate: Float, up: Float) -> Float {
-    let why = format!("gate is {:?} {:?}", gate.dtype(), gate.shape().as_slice());
-    expect("swiglu", "up", &up, gate.shape().as_slice(), gate.dtype(), &why);
+    checks::elementwise("swiglu", ("gate", &gate), &[("up", &up)]);
     by_dtype!("swiglu", gate.dtype(), forward_as(gate, up))
 }
 
 /// `(dgate, dup)`.
 pub fn backward(gate: Float, up: Float, grad: Float) -> (Float, Float) {
-    let op = "swiglu backward";
-    let why = format!("gate is {:?} {:?}", gate.dtype(), gate.shape().as_slice());
-    expect(op, "up", &up, gate.shape().as_slice(), gate.dtype(), &why);
-    expect(op, "grad", &grad, gate.shape().as_slice(), gate.dtype(), &why);
+    checks::elementwise("swiglu backward", ("gate", &gate), &[("up", &up), ("grad", &grad)]);
     by_dtype!("swiglu backward", gate.dtype(), backward_as(gate, up, grad))
 }
 

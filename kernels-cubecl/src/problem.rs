@@ -1,12 +1,20 @@
-//! What both directions share: the checked sizes of a call.
+//! What attention refuses, in the same words on every backend, and the checked sizes of a call.
 
 use std::ops::Range;
 
+use burn::backend::TensorMetadata;
 use burn::tensor::DType;
-use burn_flex::FlexTensor;
 
-use super::rows::accumulator;
 use crate::{AttentionSpec, dropout};
+
+/// The dtype a kernel accumulates in, if it knows `dtype` at all.
+fn accumulator(dtype: DType) -> Option<DType> {
+    match dtype {
+        DType::F64 => Some(DType::F64),
+        DType::F32 | DType::F16 | DType::BF16 => Some(DType::F32),
+        _ => None,
+    }
+}
 
 /// The sizes of one call, known to fit together.
 #[derive(Clone, Copy)]
@@ -27,12 +35,12 @@ pub struct Problem<'a> {
 impl<'a> Problem<'a> {
     /// # Panics
     /// With one message that names the shapes and what would work, if they do not fit together.
-    pub fn check(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor, spec: &'a AttentionSpec) -> Self {
+    pub fn check<T: TensorMetadata>(q: &T, k: &T, v: &T, spec: &'a AttentionSpec) -> Self {
         let given = || {
             let [q, k, v] = [q, k, v].map(describe);
             format!("attention: q {q}, k {k}, v {v}")
         };
-        let shape = |tensor: &FlexTensor| <[usize; 4]>::try_from(tensor.layout().shape().to_vec()).ok();
+        let shape = |tensor: &T| <[usize; 4]>::try_from(tensor.shape().to_vec()).ok();
         let (Some(q_shape), Some(k_shape), Some(v_shape)) = (shape(q), shape(k), shape(v)) else {
             panic!(
                 "{}: expected three tensors of rank 4, [batch, tokens, heads, dim]",
@@ -104,12 +112,12 @@ impl<'a> Problem<'a> {
     ///
     /// # Panics
     /// As [`check`](Self::check).
-    pub fn check_backward(&self, out: &FlexTensor, stats: &FlexTensor, grad_out: &FlexTensor) {
+    pub fn check_backward<T: TensorMetadata>(&self, out: &T, stats: &T, grad_out: &T) {
         let rows = [self.batch, self.queries, self.heads, self.value_dim];
         let numbers = [2, self.batch, self.heads, self.queries];
-        let fits = |tensor: &FlexTensor, shape: &[usize], wide: bool| {
+        let fits = |tensor: &T, shape: &[usize], wide: bool| {
             let dtype = tensor.dtype();
-            tensor.layout().shape().as_slice() == shape && (dtype == self.accumulator || !wide && dtype == self.dtype)
+            tensor.shape().as_slice() == shape && (dtype == self.accumulator || !wide && dtype == self.dtype)
         };
         assert!(
             fits(out, &rows, false) && fits(grad_out, &rows, false) && fits(stats, &numbers, true),
@@ -137,11 +145,42 @@ impl<'a> Problem<'a> {
     }
 
     /// Whether each key/value head is read by exactly one query head, its own.
+    #[cfg(feature = "flex")]
     pub fn one_to_one(&self) -> bool {
         self.heads == self.kv_heads && (0..self.kv_heads).all(|head| self.readers(head) == (head..head + 1))
     }
 }
 
-fn describe(tensor: &FlexTensor) -> String {
-    format!("{:?} {:?}", tensor.layout().shape().as_slice(), tensor.dtype())
+/// Checks the parts that are to be merged; returns the shape of the outputs and the accumulation dtype.
+///
+/// # Panics
+/// As [`Problem::check`].
+pub fn check_merge<T: TensorMetadata>(out: &T, stats: &T, other_out: &T, other_stats: &T) -> ([usize; 4], DType) {
+    let dtype = if out.dtype() == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
+    let shape = <[usize; 4]>::try_from(out.shape().to_vec()).ok();
+    let fits = shape.is_some_and(|shape| {
+        let [batch, tokens, heads, _] = shape;
+        other_out.shape().as_slice() == shape
+            && [stats, other_stats].map(|stats| stats.shape().as_slice() == [2, batch, heads, tokens]) == [true; 2]
+            && [out, stats, other_out, other_stats].map(|tensor| tensor.dtype() == dtype) == [true; 4]
+    });
+    let (Some(shape), true) = (shape, fits) else {
+        panic!(
+            "attention merge: outputs {} and {}, statistics {} and {}: expected [batch, tokens, heads, dim] and \
+             [2, batch, heads, tokens] twice, all in the accumulation dtype",
+            describe(out),
+            describe(other_out),
+            describe(stats),
+            describe(other_stats)
+        );
+    };
+    (shape, dtype)
+}
+
+fn describe(tensor: &impl TensorMetadata) -> String {
+    format!("{:?} {:?}", tensor.shape().as_slice(), tensor.dtype())
 }

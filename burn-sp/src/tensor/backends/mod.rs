@@ -1,0 +1,6 @@
+//! One adapter a backend; each is a handful of lines.
+
+#[cfg(feature = "cube")]
+mod cube;
+#[cfg(feature = "flex")]
+mod flex;

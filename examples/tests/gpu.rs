@@ -1,0 +1,77 @@
+//! The programs on a GPU through wgpu (in CI, Mesa's software Vulkan): the losses of the CPU, on one rank and on many.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use burn_sp_examples::flags::{self, TrainFlags};
+use burn_sp_examples::progress::Progress;
+use burn_sp_examples::report::Report;
+use burn_sp_examples::spatial_temporal::{self, SpatialTemporalFlags};
+use burn_sp_examples::train::train;
+
+fn run(line: &str) -> Report {
+    let tiny =
+        "--hidden 32 --layers 2 --heads 4 --kv-heads 2 --seq-len 61 --steps 10 --lr 0.01 --dropout 0.1 --timeout 60";
+    let line = format!("train-transformer {tiny} {line}");
+    let flags: TrainFlags = flags::parse(line.split_whitespace().map(OsString::from)).unwrap();
+    train(&flags.resolve().unwrap(), &Progress::quiet()).unwrap()
+}
+
+#[test]
+fn a_transformer_trains_as_on_the_cpu() {
+    for (shape, meshes) in [
+        ("--shape llama", ["--ranks 2", "--tp 2"]),
+        (
+            "--shape gpt2 --attention-dropout 0.1",
+            ["--ring 2", "--dp 2 --ring 2 --kv gather"],
+        ),
+    ] {
+        let cpu = run(&format!("{shape} --device flex --ranks 1 --batch 2"));
+        for mesh in meshes {
+            let gpu = run(&format!("{shape} --device wgpu --batch 2 {mesh}"));
+            let pairs = cpu.steps.iter().zip(&gpu.steps).map(|(a, b)| (a.loss, b.loss));
+            for (step, (a, b)) in pairs.chain(cpu.validation_loss.zip(gpu.validation_loss)).enumerate() {
+                assert!(
+                    (a - b).abs() <= 1e-3 * a.abs(),
+                    "{shape} {mesh}, step {}: {a} and {b}",
+                    step + 1
+                );
+            }
+            let memory = &gpu.memory;
+            assert!(
+                memory.peak_activation_bytes_per_rank.iter().all(|bytes| *bytes > 0),
+                "{memory:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_missing_driver_is_one_line() {
+    let output = Command::new(env!("CARGO_BIN_EXE_train-transformer"))
+        .args(["--device", "wgpu", "--steps", "1"])
+        .env("VK_DRIVER_FILES", "/nowhere.json")
+        .env("VK_ICD_FILENAMES", "/nowhere.json")
+        // Nor OpenGL, which wgpu would take next.
+        .env("__EGL_VENDOR_LIBRARY_FILENAMES", "/nowhere.json")
+        .output()
+        .unwrap();
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{line}");
+    assert!(line.starts_with("error: --device wgpu: no adapter"), "{line}");
+    assert_eq!(line.trim_end().lines().count(), 1, "{line}");
+}
+
+#[test]
+fn space_and_time_on_the_device() {
+    let run = |device: &str| {
+        let line =
+            format!("spatial-temporal --seq-len 48 --frames 6 --hidden 16 --heads 2 --steps 3 --ulysses 2 {device}");
+        let flags: SpatialTemporalFlags = flags::parse(line.split_whitespace().map(OsString::from)).unwrap();
+        let outcome = spatial_temporal::train(&flags.resolve().unwrap(), &Progress::quiet()).unwrap();
+        outcome.report.steps.iter().map(|step| step.loss).collect::<Vec<_>>()
+    };
+    for (a, b) in run("--device flex").into_iter().zip(run("--device wgpu")) {
+        assert!((a - b).abs() <= 1e-3 * a.abs(), "{a} and {b}");
+    }
+}
