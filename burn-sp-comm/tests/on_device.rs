@@ -22,7 +22,10 @@ impl OnTest {
     }
 
     fn at(&self, index: &[usize]) -> f32 {
-        let flat = index.iter().zip(&self.shape).fold(0, |flat, (i, length)| flat * length + i);
+        let flat = index
+            .iter()
+            .zip(&self.shape)
+            .fold(0, |flat, (i, length)| flat * length + i);
         self.values[flat]
     }
 }
@@ -41,10 +44,18 @@ impl DeviceTensor for OnTest {
             let inside = |start: &[usize], shape: &[usize]| {
                 (0..index.len()).all(|d| (start[d]..start[d] + shape[d]).contains(&index[d]))
             };
-            let tile = plan.tiles.iter().find(|tile| inside(&tile.start, &tile.shape)).expect("tiles cover");
+            let tile = plan
+                .tiles
+                .iter()
+                .find(|tile| inside(&tile.start, &tile.shape))
+                .expect("tiles cover");
             let of = |source: &burn_sp_comm::plan::Source| {
-                let tensor = sources[source.rank].and_then(Buffer::device::<OnTest>).expect("a source");
-                let place: Vec<_> = (0..index.len()).map(|d| source.start[d] + index[d] - tile.start[d]).collect();
+                let tensor = sources[source.rank]
+                    .and_then(Buffer::device::<OnTest>)
+                    .expect("a source");
+                let place: Vec<_> = (0..index.len())
+                    .map(|d| source.start[d] + index[d] - tile.start[d])
+                    .collect();
                 tensor.at(&place)
             };
             tile.sources.iter().map(of).sum()
@@ -98,7 +109,10 @@ fn ranks_must_agree_where_their_tensors_are() {
         panic!("{error}");
     };
     assert_eq!(difference, "memory");
-    for rank in ["rank 0: all_reduce over world [1, f32] in host memory", "rank 1: all_reduce over world [1, f32] on a device"] {
+    for rank in [
+        "rank 0: all_reduce over world [1, f32] in host memory",
+        "rank 1: all_reduce over world [1, f32] on a device",
+    ] {
         assert!(report.contains(rank), "{report}");
     }
 }

@@ -54,7 +54,10 @@ impl RankDevices for Device {
 
 impl RankDevices for [Device] {
     fn of_rank(&self, rank: usize) -> &Device {
-        assert!(!self.is_empty(), "launch: ranks need a device, but the list of devices is empty");
+        assert!(
+            !self.is_empty(),
+            "launch: ranks need a device, but the list of devices is empty"
+        );
         &self[rank % self.len()]
     }
 }

@@ -13,8 +13,8 @@ use burn_sp_models::transformer::{ForwardOptions, Transformer, tokens_and_labels
 
 use crate::RunError;
 use crate::config::{RunConfig, TrainConfig};
-use crate::memory;
 use crate::flags::{DeviceKind, Shard};
+use crate::memory;
 use crate::meter::{Figures, Gauge, Meter};
 use crate::progress::Progress;
 use crate::report::{Memory, Report, Step, median_seconds, method};

@@ -18,7 +18,11 @@ fn reserved(tokens: usize) -> usize {
         };
         let (q, k, v) = (input(), input(), input());
         let bytes = || {
-            let inner = q.clone().inner().try_into_primitive::<Cube>().expect("a tensor on the device");
+            let inner = q
+                .clone()
+                .inner()
+                .try_into_primitive::<Cube>()
+                .expect("a tensor on the device");
             let report = resolve_float(inner).client.memory_report(MemoryScope::CurrentStream);
             report.usage().bytes_reserved as usize
         };
@@ -50,7 +54,10 @@ fn attention_memory_is_linear_in_the_sequence() {
     let [short, long] = [1024, 4096].map(reserved);
     eprintln!("1,024 tokens: {short} bytes beyond the inputs; 4,096 tokens: {long}");
     // 16 times as much if scores were kept. Pools hand out pages, so a small sum may be rounded up.
-    assert!(long <= 5 * short.max(1 << 20), "{short} bytes for 1,024 tokens, {long} for 4,096");
+    assert!(
+        long <= 5 * short.max(1 << 20),
+        "{short} bytes for 1,024 tokens, {long} for 4,096"
+    );
     let scores = HEADS * 4096 * 4096 * size_of::<f32>();
     assert!(long < scores / 4, "{long} bytes, the scores are {scores}");
 }

@@ -4,13 +4,13 @@
 //! With it, a tensor may be one whose operations are still queued. The way out is `resolve_tensor_*`, which returns a
 //! `Result` in Burn 0.23; the way in is what Burn's own `float_from_data` does.
 
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 #[cfg(feature = "fusion")]
 use burn::backend::{
     TensorMetadata,
     fusion::{NoOp, custom::StreamId, get_client},
     ir::{BackendIr, InitOperationIr, OperationIr},
 };
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 #[cfg(feature = "fusion")]
 use burn_cubecl::CubeBackend;
 use burn_cubecl::{Cube, tensor::CubeTensor};
@@ -46,11 +46,7 @@ pub fn enter(tensor: CubeTensor) -> FloatTensor<Cube> {
         let handle = CubeBackend::float_tensor_handle(tensor);
         let init = InitOperationIr::create(shape, dtype, || client.register_tensor_handle(handle));
         let [tensor] = client
-            .register(
-                StreamId::current(),
-                OperationIr::Init(init),
-                NoOp::<CubeBackend>::new(),
-            )
+            .register(StreamId::current(), OperationIr::Init(init), NoOp::<CubeBackend>::new())
             .try_into()
             .unwrap_or_else(|outputs: Vec<_>| unreachable!("an init has {} outputs", outputs.len()));
         tensor

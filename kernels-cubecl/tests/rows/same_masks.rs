@@ -5,10 +5,13 @@ use kernels_cubecl::{DropoutSpec, Positions, dropout};
 
 use crate::support::*;
 
+/// A global shape, and the local positions in each dimension.
+type Case = ([usize; 3], [Vec<std::ops::Range<usize>>; 3]);
+
 #[test]
 fn masks_and_values_have_the_bits_of_the_cpu() {
     // Ranges of each dimension of the global shape; indices reach beyond 32 bits, and a run across that border.
-    let cases: [([usize; 3], [Vec<std::ops::Range<usize>>; 3]); 7] = [
+    let cases: [Case; 7] = [
         ([3, 20, 64], [vec![0..3], vec![0..20], vec![0..64]]),
         ([3, 20, 64], [vec![0..3], vec![2..7, 12..16], vec![0..64]]),
         ([2, 9, 50], [vec![1..2], vec![0..9], vec![3..20]]),

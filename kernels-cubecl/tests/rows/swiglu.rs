@@ -1,6 +1,6 @@
 //! SwiGLU.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use kernels_cubecl::{Kernels, swiglu};
 
 use crate::support::*;

@@ -169,30 +169,28 @@ impl Post {
         if own.len() != others.len() {
             return Some("number of tensors");
         }
-        own.iter()
-            .zip(others)
-            .find_map(|(own, other)| {
-                let (op, shape, other_shape) = (&own.op, &own.shape, &other.shape);
-                let (any_shape, any_dtype) = match op {
-                    Collective::Shift { .. } => (true, false),
-                    Collective::Broadcast { .. } | Collective::Barrier => (true, true),
-                    _ => (false, false),
-                };
-                let alike = |(dim, (a, b)): (usize, (&usize, &usize))| a == b || op.varying_dim() == Some(dim);
-                if !any_dtype && own.dtype != other.dtype {
-                    Some("dtype")
-                } else if !any_dtype && own.on_device != other.on_device {
-                    Some("memory")
-                } else if *op != other.op {
-                    Some("parameters")
-                } else if any_shape
-                    || shape.len() == other_shape.len() && shape.iter().zip(other_shape).enumerate().all(alike)
-                {
-                    None
-                } else {
-                    Some("shape")
-                }
-            })
+        own.iter().zip(others).find_map(|(own, other)| {
+            let (op, shape, other_shape) = (&own.op, &own.shape, &other.shape);
+            let (any_shape, any_dtype) = match op {
+                Collective::Shift { .. } => (true, false),
+                Collective::Broadcast { .. } | Collective::Barrier => (true, true),
+                _ => (false, false),
+            };
+            let alike = |(dim, (a, b)): (usize, (&usize, &usize))| a == b || op.varying_dim() == Some(dim);
+            if !any_dtype && own.dtype != other.dtype {
+                Some("dtype")
+            } else if !any_dtype && own.on_device != other.on_device {
+                Some("memory")
+            } else if *op != other.op {
+                Some("parameters")
+            } else if any_shape
+                || shape.len() == other_shape.len() && shape.iter().zip(other_shape).enumerate().all(alike)
+            {
+                None
+            } else {
+                Some("shape")
+            }
+        })
     }
 
     /// `all_gather over ulysses [2, 3, f32] at src/a.rs:1:2`
@@ -209,7 +207,11 @@ impl Post {
             text += &format!(" [{lengths}{}]", dtype_name(posted.dtype));
         }
         if difference == "memory" {
-            text += if self.transfers[0].on_device { " on a device" } else { " in host memory" };
+            text += if self.transfers[0].on_device {
+                " on a device"
+            } else {
+                " in host memory"
+            };
         }
         text + &format!(" at {}", self.site)
     }

@@ -68,7 +68,10 @@ impl Member {
         }
         let on_device = |transfer: &Transfer| transfer.buffer.host().is_none();
         if transfers.iter().any(|transfer| on_device(transfer) != on_device(first)) {
-            return Err(refuse(name, "tensors in host memory and on a device are packed together"));
+            return Err(refuse(
+                name,
+                "tensors in host memory and on a device are packed together",
+            ));
         }
         let plan = |transfer: &Transfer| {
             Plan::new(&transfer.op, self.size(), self.rank, transfer.buffer.shape())

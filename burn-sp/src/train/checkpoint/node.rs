@@ -23,6 +23,9 @@ use crate::tensor::SpBackend;
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
+/// What runs now and again in backward.
+type Forward<M, I, O> = Arc<dyn Fn(&M, I) -> O + Send + Sync>;
+
 /// Gradients of the inputs, where there are, and of parameters by their nodes in the outer graph.
 struct Grads<B: SpBackend> {
     inputs: Vec<Option<FloatTensor<B>>>,
@@ -91,7 +94,7 @@ pub(super) fn record<B, C, M, I, O>(
     module: &M,
     frame: I::Frame,
     tensors: Vec<DispatchTensor>,
-    forward: Arc<dyn Fn(&M, I) -> O + Send + Sync>,
+    forward: Forward<M, I, O>,
 ) -> O
 where
     B: SpBackend,

@@ -177,7 +177,8 @@ impl Search<'_> {
             Tile::Mixed if single => self.compare(rows.start, columns.start),
             Tile::Mixed => {
                 let half = |range: &Range<usize>| range.start + range.len() / 2;
-                if rows.len() * self.rows.size > columns.len() * self.columns.size {
+                let wide = rows.len() * self.rows.size <= columns.len() * self.columns.size;
+                if columns.len() == 1 || rows.len() > 1 && !wide {
                     self.visit(rows.start..half(&rows), columns.clone());
                     self.visit(half(&rows)..rows.end, columns);
                 } else {
