@@ -8,7 +8,7 @@ use burn_sp::layout::{Axis, Layout, MeshShape, Split};
 use burn_sp::{LaunchConfig, SpDevice, launch};
 
 /// Long enough for a machine under load, short enough that a fault shows.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where suites run: Flex, unless the environment variable `BURN_SP_DEVICE` is `wgpu`.
 pub fn device() -> Device {
