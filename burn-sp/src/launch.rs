@@ -168,3 +168,28 @@ pub fn initialize<M: Module>(module: &M) {
 
     module.visit(&mut Draw);
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::LinearConfig;
+
+    use super::*;
+
+    /// The devices go round, and so do the forks of a module.
+    #[test]
+    fn ranks_take_the_devices_in_turn() {
+        let (plain, autodiff) = (Device::flex(), Device::flex().autodiff());
+        let devices = vec![plain.clone(), autodiff];
+        let config = LaunchConfig::new(MeshShape::ulysses(5));
+        let module = LinearConfig::new(2, 3).init(&plain);
+        let found = launch_module(&config, &devices, module, |device, _| device.device().is_autodiff());
+        assert_eq!(found.unwrap(), [false, true, false, true, false]);
+    }
+
+    #[test]
+    fn no_device_is_refused() {
+        let config = LaunchConfig::new(MeshShape::ulysses(2));
+        let error = launch(&config, &Vec::new(), |_| ()).unwrap_err().to_string();
+        assert!(error.contains("the list of devices is empty"), "{error}");
+    }
+}

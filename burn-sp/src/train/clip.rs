@@ -164,3 +164,22 @@ impl ModuleVisitor for Scale<'_> {
         }
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    /// Whole rows, less than one, and a rest: every element counts once.
+    #[test]
+    fn squares_added_in_rows_are_all_squares() {
+        for length in [1, 4095, 4096, 4097, 3 * 4096, 10_000] {
+            let tensor = Tensor::<1>::full([length], 2.0, &Device::flex()).reshape([length, 1]);
+            let sums: Vec<f64> = row_sums(tensor).into_data().iter::<f64>().collect();
+            assert_eq!(
+                sums.len(),
+                (length / 4096).max(1) + usize::from(length > 4096 && length % 4096 > 0)
+            );
+            assert_eq!(sums.iter().sum::<f64>(), 4.0 * length as f64);
+        }
+    }
+}
