@@ -96,8 +96,9 @@ impl Philox {
     }
 }
 
+/// Low and high half.
 #[inline(always)]
-fn halves(word: u64) -> [u32; 2] {
+pub(crate) fn halves(word: u64) -> [u32; 2] {
     [word as u32, (word >> 32) as u32]
 }
 

@@ -40,12 +40,7 @@ pub fn sum_gradients<M: Module>(
             comm: mesh.group(&axes).unwrap_or_else(|error| raise(error)),
             site,
         };
-        let total = Float::transition(terms, sum);
-        let mut start = 0;
-        for (id, length) in lengths {
-            summed.insert(id, total.clone().narrow(0, start, length));
-            start += length;
-        }
+        summed.extend(apart(Float::transition(terms, sum), lengths));
     }
     module.visit(&mut Give {
         grads: &mut grads,
@@ -135,9 +130,23 @@ impl ModuleVisitor for Take<'_> {
     }
 }
 
-struct Give<'a> {
-    grads: &'a mut GradientsParams,
-    summed: HashMap<ParamId, Tensor<1>>,
+/// What was joined to travel, by parameter again; a length may be 0, which has no tensor.
+pub(super) fn apart(
+    joined: Tensor<1>,
+    lengths: impl IntoIterator<Item = (ParamId, usize)>,
+) -> Vec<(ParamId, Tensor<1>)> {
+    let mut start = 0;
+    let part = |(id, length): (ParamId, usize)| {
+        start += length;
+        (length > 0).then(|| (id, joined.clone().narrow(0, start - length, length)))
+    };
+    lengths.into_iter().filter_map(part).collect()
+}
+
+/// Registers flat gradients in the shapes of their parameters.
+pub(super) struct Give<'a> {
+    pub grads: &'a mut GradientsParams,
+    pub summed: HashMap<ParamId, Tensor<1>>,
 }
 
 impl ModuleVisitor for Give<'_> {

@@ -6,7 +6,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Float, Tensor};
 use burn_sp_comm::{Parts, Site, raise};
 
-use super::gradients::{Bucket, buckets};
+use super::gradients::{Bucket, Give, apart, buckets};
 use super::{ParamLayouts, clip_by_global_norm};
 use crate::{
     SpKind,
@@ -74,24 +74,20 @@ impl ShardedOptimizer {
                 comm,
                 site,
             };
-            let part = Float::transition(terms, sum);
-            let mut start = 0;
-            for ((id, range), (_, length)) in travel.own(rank).zip(&travel.ids) {
-                // A parameter of fewer elements than ranks has no part on some.
-                if !range.is_empty() {
-                    summed.insert(id, part.clone().narrow(0, start, range.len()));
-                    start += range.len();
-                }
-                own.insert(id, range);
-                let axes = travel.axes.iter().copied().chain(layouts.sharded_axes(id));
-                part_layouts.list(id, flat_layout(*length, axes));
+            // A parameter of fewer elements than ranks has no part on some.
+            let lengths = travel.own(rank).map(|(id, range)| (id, range.len()));
+            summed.extend(apart(Float::transition(terms, sum), lengths));
+            own.extend(travel.own(rank));
+            for (id, length) in &travel.ids {
+                let axes = travel.axes.iter().copied().chain(layouts.sharded_axes(*id));
+                part_layouts.list(*id, flat_layout(*length, axes));
             }
             travels.push(travel);
         }
 
         // The module with each parameter cut down to the rank's part: the optimizer sees the same names and ids.
         let parts = module.clone().map(&mut Cut { own: &own });
-        parts.visit(&mut Register {
+        parts.visit(&mut Give {
             grads: &mut grads,
             summed,
         });
@@ -114,11 +110,7 @@ impl ShardedOptimizer {
                 site,
             };
             let whole = Float::transition(Tensor::cat(own.collect(), 0), gather);
-            let mut start = 0;
-            for (id, length) in travel.ids {
-                updated.insert(id, whole.clone().narrow(0, start, length));
-                start += length;
-            }
+            updated.extend(apart(whole, travel.ids));
         }
         // Those that no other rank holds.
         updated.extend(flat.0);
@@ -201,20 +193,6 @@ impl ModuleMapper for Cut<'_> {
             // Burn's optimizers update autodiff tensors only.
             part.autodiff()
         })
-    }
-}
-
-struct Register<'a> {
-    grads: &'a mut GradientsParams,
-    summed: HashMap<ParamId, Tensor<1>>,
-}
-
-impl ModuleVisitor for Register<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(sum) = self.summed.remove(&param.id) {
-            let length = sum.dims()[0];
-            self.grads.register(param.id, sum.reshape(column::<D>(length)));
-        }
     }
 }
 

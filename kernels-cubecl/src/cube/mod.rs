@@ -7,6 +7,7 @@ mod fusion;
 mod launch;
 mod philox;
 mod primitive;
+mod reduce;
 mod rows;
 
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::launch::halves;
+use crate::philox::halves;
 
 const ROUNDS: u32 = 10;
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
-use cubecl::{ir::AddressType, prelude::*};
+use cubecl::prelude::*;
 
 use super::{
     draw::{self, DrawLaunch, Indices},
@@ -133,12 +133,6 @@ impl Call<'_> {
     pub fn drops(&self) -> bool {
         draw::rule(self.problem.spec).is_some()
     }
-}
-
-/// What it takes to index the largest of these.
-pub fn address(tensors: &[&CubeTensor]) -> AddressType {
-    let types = tensors.iter().map(|tensor| tensor.required_address_type());
-    types.max().unwrap_or_default()
 }
 
 /// Chunks of columns in a row of this width, as [`add_product`](super::tile::add_product) has them.

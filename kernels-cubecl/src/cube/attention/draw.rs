@@ -5,11 +5,9 @@ use cubecl::prelude::*;
 use super::tile::Sizes;
 use crate::{
     AttentionSpec, Positions,
-    cube::{
-        launch::halves,
-        philox::{Stream, word},
-    },
+    cube::philox::{Stream, word},
     dropout::DropRule,
+    philox::halves,
 };
 
 /// The generator, and where in the tables the positions are.

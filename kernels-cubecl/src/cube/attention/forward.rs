@@ -4,7 +4,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{
-    call::{Call, address, chunks},
+    call::{Call, chunks},
     draw::{Draw, stays},
     ln::ln,
     special::largest_of,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::cube::{
     exp::exp,
-    launch::{elem, empty},
+    launch::{address, elem, empty},
 };
 
 #[cube(launch_unchecked, address_type = "dynamic")]

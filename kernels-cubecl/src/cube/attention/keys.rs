@@ -1,18 +1,17 @@
 //! Gradients of keys and values without tensor cores: a cube for each tile of keys of a key/value head walks along the
 //! queries that see them, head by head of those that read it. A tile has keys for rows here, and queries for columns.
 
-use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{
-    call::{Call, address, chunks},
+    call::{Call, chunks},
     draw::{Draw, stays},
     tile::*,
 };
 use crate::cube::{
     exp::exp,
-    launch::{elem, empty},
+    launch::{address, elem, two_in_one},
 };
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -147,28 +146,6 @@ fn keys_kernel<F: Float, G: Float, A: Float, O: Float>(
     );
 }
 
-/// Room for two results in one buffer, for the sake of devices that let a kernel have few: the buffer, where the second
-/// starts in it, and the two.
-fn two(like: &CubeTensor, shapes: [[usize; 4]; 2], dtype: DType) -> (CubeTensor, usize, [CubeTensor; 2]) {
-    let [first, second] = shapes.map(|shape| shape.iter().product::<usize>());
-    let alignment = like.client.properties().memory.alignment as usize;
-    let start = (first * dtype.size()).next_multiple_of(alignment) / dtype.size();
-    let both = empty(like, [start + second], dtype);
-    let part = |shape: [usize; 4], before: usize, behind: usize| {
-        let [before, behind] = [before, behind].map(|elements| (elements * dtype.size()) as u64);
-        let handle = both.handle.clone().offset_start(before).offset_end(behind);
-        CubeTensor::new_contiguous(
-            both.client.clone(),
-            both.device.clone(),
-            Shape::from(shape),
-            handle,
-            dtype,
-        )
-    };
-    let parts = [part(shapes[0], 0, start + second - first), part(shapes[1], start, 0)];
-    (both, start, parts)
-}
-
 /// The gradients of keys and values of a call that has queries, keys and heads.
 pub fn keys(
     call: &Call,
@@ -178,7 +155,7 @@ pub fn keys(
 ) -> (CubeTensor, CubeTensor) {
     let p = &call.problem;
     let shapes = [p.head_dim, p.value_dim].map(|width| [p.batch, p.keys, p.kv_heads, width]);
-    let (both, values_at, [dk, dv]) = two(&q, shapes, p.result_dtype());
+    let (both, values_at, [dk, dv]) = two_in_one(&q, shapes, p.result_dtype());
     let tables = call.tables(&q, true, ROWS, COLUMNS);
     let dtypes = [p.dtype, grad_out.dtype, p.accumulator, both.dtype].map(elem);
     let cubes = CubeCount::Static(p.keys.div_ceil(ROWS) as u32, p.kv_heads as u32, p.batch as u32);

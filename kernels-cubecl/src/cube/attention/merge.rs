@@ -1,13 +1,13 @@
 //! Two parts of an attention made one.
 
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{calculate_cube_count_elemwise, prelude::*};
+use cubecl::prelude::*;
 
-use super::{call::address, ln::ln};
+use super::ln::ln;
 use crate::{
     cube::{
         exp::exp,
-        launch::{elem, empty, into_contiguous},
+        launch::{address, elem, elementwise, empty, into_contiguous},
     },
     problem::check_merge,
 };
@@ -88,12 +88,12 @@ pub fn merge(
     let merged_out = empty(&out, [batch, tokens, heads, width], dtype);
     let merged_stats = empty(&out, [2, batch, heads, tokens], dtype);
     let client = out.client.clone();
-    let dim = CubeDim::new(&client, elements);
+    let (cubes, dim) = elementwise(elements);
     // SAFETY: a unit past the last element ends at once, and the shapes were checked.
     unsafe {
         merge_kernel::launch_unchecked(
             &client,
-            calculate_cube_count_elemwise(&client, elements, dim),
+            cubes,
             dim,
             address(&[&merged_out]),
             out.into_tensor_arg(),

@@ -5,13 +5,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{
-    call::{Call, address, chunks},
+    call::{Call, chunks},
     draw::{Draw, stays},
     tile::*,
 };
 use crate::cube::{
     exp::exp,
-    launch::{elem, empty},
+    launch::{address, elem, empty},
 };
 
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -1,10 +1,10 @@
 //! What backward needs to know of each query.
 
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{calculate_cube_count_elemwise, prelude::*};
+use cubecl::prelude::*;
 
-use super::call::{Call, address};
-use crate::cube::launch::{elem, empty};
+use super::call::Call;
+use crate::cube::launch::{address, elem, elementwise, empty};
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn rows_kernel<O: Float, G: Float, A: Float>(
@@ -44,13 +44,13 @@ pub fn rows(call: &Call, out: CubeTensor, stats: CubeTensor, grad_out: CubeTenso
     let count = p.batch * p.heads * p.queries;
     let into = empty(&out, [3, p.batch, p.heads, p.queries], p.accumulator);
     let client = out.client.clone();
-    let dim = CubeDim::new(&client, count);
+    let (cubes, dim) = elementwise(count);
     let dtypes = [out.dtype, grad_out.dtype, p.accumulator].map(elem);
     // SAFETY: a unit past the last row ends at once, and the shapes were checked.
     unsafe {
         rows_kernel::launch_unchecked(
             &client,
-            calculate_cube_count_elemwise(&client, count, dim),
+            cubes,
             dim,
             address(&[&out, &grad_out, &into]),
             out.into_tensor_arg(),

@@ -12,10 +12,11 @@ use crate::{
     DropoutSpec,
     checks::{self, accumulation},
     cube::{
-        launch::{elem, empty, halves, into_contiguous, table},
+        launch::{elem, empty, into_contiguous, table},
         philox::{Stream, block, word},
     },
     dropout::{DropRule, Runs},
+    philox::halves,
 };
 
 /// See [`Kernels::dropout`](crate::Kernels::dropout).

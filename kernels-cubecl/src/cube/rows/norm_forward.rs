@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     DropoutSpec, checks,
-    cube::launch::{empty, into_contiguous},
+    cube::launch::{empty, into_contiguous, two_in_one},
 };
 
 /// The result of a norm, and what its gradient needs to know of each row.
@@ -127,20 +127,7 @@ fn statistics(x: &CubeTensor, rows: usize, centred: bool) -> (CubeTensor, Option
         let inverse = empty(x, Shape::from([rows]), dtype);
         return (inverse.clone(), None, inverse, 0);
     }
-    let aligned = (x.client.properties().memory.alignment as usize).div_ceil(dtype.size());
-    let pitch = rows.next_multiple_of(aligned);
-    let whole = empty(x, Shape::from([pitch + rows]), dtype);
-    let view = |before: usize, behind: usize| {
-        let bytes = |elements: usize| (elements * dtype.size()) as u64;
-        let handle = whole
-            .handle
-            .clone()
-            .offset_start(bytes(before))
-            .offset_end(bytes(behind));
-        let (client, device) = (whole.client.clone(), whole.device.clone());
-        CubeTensor::new_contiguous(client, device, Shape::from([rows]), handle, dtype)
-    };
-    let (mean, inverse) = (view(0, pitch), view(pitch, 0));
+    let (whole, pitch, [mean, inverse]) = two_in_one(x, [[rows]; 2], dtype);
     (whole, Some(mean), inverse, pitch)
 }
 

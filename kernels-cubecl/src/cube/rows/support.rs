@@ -1,4 +1,4 @@
-//! How rows and elements are dealt to units, and sums over the units of a row.
+//! How rows are dealt to units.
 
 use burn::backend::DType;
 use burn_cubecl::{ops::numeric, tensor::CubeTensor};
@@ -9,8 +9,10 @@ use crate::{
     cube::launch::{elem, empty},
 };
 
-/// Units of a cube: what the smallest WebGPU device can do.
-pub const UNITS: usize = 256;
+pub use crate::cube::{
+    launch::{UNITS, address, cubes, elementwise},
+    reduce::{column_sum, row_reduce},
+};
 
 /// Vectors that a unit keeps in registers; of longer rows it keeps them in memory of its own.
 pub const REGISTERS: usize = 8;
@@ -41,24 +43,6 @@ pub fn width(x: &CubeTensor, len: usize) -> usize {
         .filter(|&width| width <= 4 && len.is_multiple_of(width))
         .max()
         .unwrap_or(1)
-}
-
-/// The integers that address the largest of the tensors.
-pub fn address(tensors: &[&CubeTensor]) -> AddressType {
-    let largest = tensors.iter().map(|tensor| tensor.required_address_type()).max();
-    largest.unwrap_or_default()
-}
-
-/// So many cubes, spread over two dimensions: each may have 65,535. There can be more than asked for.
-pub fn cubes(count: usize) -> CubeCount {
-    const MOST: usize = 65_535;
-    let x = count.clamp(1, MOST);
-    CubeCount::Static(x as u32, count.div_ceil(x) as u32, 1)
-}
-
-/// Cubes and their shape for `count` units that do not know of each other.
-pub fn elementwise(count: usize) -> (CubeCount, CubeDim) {
-    (cubes(count.div_ceil(UNITS)), CubeDim::new_1d(UNITS as u32))
 }
 
 /// Zeros on the device of `like`.
@@ -114,50 +98,4 @@ impl Grid {
     pub fn cubes(&self) -> CubeCount {
         cubes(self.rows.div_ceil(self.height))
     }
-}
-
-/// The sum, or the largest, of the values of the units of a row; all units of the cube must come here.
-#[cube]
-pub fn row_reduce<A: Float>(value: A, shared: &mut Shared<[A]>, #[comptime] largest: bool) -> A {
-    let at = UNIT_POS as usize;
-    // The last result may still be read.
-    sync_cube();
-    shared[at] = value;
-    sync_cube();
-    let mut half = CUBE_DIM_X / 2;
-    while half > 0 {
-        if UNIT_POS_X < half {
-            let own = shared[at];
-            let other = shared[at + half as usize];
-            if largest {
-                shared[at] = select(other > own, other, own);
-            } else {
-                shared[at] = own + other;
-            }
-        }
-        half /= 2;
-        sync_cube();
-    }
-    shared[(UNIT_POS_Y * CUBE_DIM_X) as usize]
-}
-
-/// The sum of the vectors of the units that differ in y only, which unit 0 of them gets; all units of the cube must
-/// come here.
-#[cube]
-pub fn column_sum<A: Float, N: Size>(value: Vector<A, N>, shared: &mut Shared<[Vector<A, N>]>) -> Vector<A, N> {
-    let at = UNIT_POS as usize;
-    // The last result may still be read.
-    sync_cube();
-    shared[at] = value;
-    sync_cube();
-    let mut half = CUBE_DIM_Y / 2;
-    while half > 0 {
-        if UNIT_POS_Y < half {
-            let sum = shared[at] + shared[at + (half * CUBE_DIM_X) as usize];
-            shared[at] = sum;
-        }
-        half /= 2;
-        sync_cube();
-    }
-    shared[UNIT_POS_X as usize]
 }

@@ -1,11 +1,11 @@
 //! Between the products of backward.
 
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{calculate_cube_count_elemwise, prelude::*};
+use cubecl::prelude::*;
 
 use super::{
     super::{
-        call::{Call, OnDevice, address},
+        call::{Call, OnDevice},
         draw::{Draw, stays},
         tile::{Numbers, Sizes, row_of},
     },
@@ -15,7 +15,7 @@ use crate::{
     HeadMap,
     cube::{
         exp::exp,
-        launch::{elem, empty},
+        launch::{address, elem, elementwise, empty},
     },
 };
 
@@ -76,12 +76,12 @@ pub fn gradient(
     let [weights, score_grads] = results.each_ref().map(|result| result.clone().into_tensor_arg());
     let elements = scores.meta.num_elements();
     let client = scores.client.clone();
-    let dim = CubeDim::new(&client, elements);
+    let (cubes, dim) = elementwise(elements);
     // SAFETY: a unit past the last element ends at once, and the tables are those of these positions.
     unsafe {
         gradient_kernel::launch_unchecked(
             &client,
-            calculate_cube_count_elemwise(&client, elements, dim),
+            cubes,
             dim,
             address(&[&scores]),
             scores.into_tensor_arg(),
@@ -140,12 +140,12 @@ pub fn fold(call: &Call, part: CubeTensor, into: &CubeTensor, first: usize, map:
     let [_, len, width] = part.meta.shape().dims();
     let elements = p.batch * len * into.meta.shape()[2] * width;
     let client = into.client.clone();
-    let dim = CubeDim::new(&client, elements);
+    let (cubes, dim) = elementwise(elements);
     // SAFETY: a unit past the last element ends at once, and the shapes are those of the call.
     unsafe {
         fold_kernel::launch_unchecked(
             &client,
-            calculate_cube_count_elemwise(&client, elements, dim),
+            cubes,
             dim,
             address(&[&part, into]),
             part.into_tensor_arg(),

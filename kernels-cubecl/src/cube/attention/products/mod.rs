@@ -19,7 +19,7 @@ use burn_cubecl::{
     },
     tensor::CubeTensor,
 };
-use cubecl::{calculate_cube_count_elemwise, prelude::*};
+use cubecl::prelude::*;
 
 use self::{
     block::Block,
@@ -27,10 +27,10 @@ use self::{
     online::{State, add, finish, online},
     pack::{infinite, pack},
 };
-use super::call::{Call, address};
+use super::call::Call;
 use crate::{
     HeadMap,
-    cube::launch::{elem, empty, into_contiguous},
+    cube::launch::{address, elem, elementwise, empty, into_contiguous},
 };
 
 /// Query heads as they are.
@@ -150,12 +150,12 @@ fn filled(call: &Call, like: &CubeTensor, shape: impl Into<Shape>, value: f64) -
     let into = empty(like, shape, call.problem.accumulator);
     let dtype = elem(into.dtype);
     let elements = into.meta.num_elements();
-    let dim = CubeDim::new(&into.client, elements);
+    let (cubes, dim) = elementwise(elements);
     // SAFETY: a unit past the last element ends at once.
     unsafe {
         fill_kernel::launch_unchecked(
             &into.client,
-            calculate_cube_count_elemwise(&into.client, elements, dim),
+            cubes,
             dim,
             address(&[&into]),
             into.clone().into_tensor_arg(),

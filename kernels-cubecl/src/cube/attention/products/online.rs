@@ -1,11 +1,11 @@
 //! The running softmax over blocks of keys.
 
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{calculate_cube_count_elemwise, prelude::*};
+use cubecl::prelude::*;
 
 use super::{
     super::{
-        call::{Call, OnDevice, address},
+        call::{Call, OnDevice},
         draw::{Draw, stays},
         ln::ln,
         special::{is_finite, largest_of},
@@ -15,7 +15,8 @@ use super::{
 };
 use crate::cube::{
     exp::exp,
-    launch::{elem, empty},
+    launch::{address, elem, elementwise, empty},
+    reduce::row_reduce,
 };
 
 /// What is known of a block of queries after some of the keys.
@@ -61,19 +62,8 @@ fn online_kernel<F: Float, A: Float>(
         own = select(score > own, score, own);
         key += UNITS;
     }
-    shared[unit] = own;
-    sync_cube();
-    #[unroll]
-    for i in 0..8 {
-        let half = comptime!(UNITS >> (i + 1));
-        if unit < half {
-            let (one, other) = (shared[unit], shared[unit + half]);
-            shared[unit] = select(other > one, other, one);
-        }
-        sync_cube();
-    }
-    let largest = select(shared[0] > old, shared[0], old);
-    sync_cube();
+    let own = row_reduce::<A>(own, &mut shared, true);
+    let largest = select(own > old, own, old);
 
     let mut sum = A::from_int(0);
     let mut key = unit;
@@ -91,21 +81,11 @@ fn online_kernel<F: Float, A: Float>(
         weights[start + key] = F::cast_from(left);
         key += UNITS;
     }
-    shared[unit] = sum;
-    sync_cube();
-    #[unroll]
-    for i in 0..8 {
-        let half = comptime!(UNITS >> (i + 1));
-        if unit < half {
-            let other = shared[unit + half];
-            shared[unit] += other;
-        }
-        sync_cube();
-    }
+    let sum = row_reduce::<A>(sum, &mut shared, false);
     if unit == 0 {
         let factor = select(largest > old && old != hidden, exp::<A>(old - largest), A::from_int(1));
         largest_so_far[at] = largest;
-        sum_so_far[at] = sum_so_far[at] * factor + shared[0];
+        sum_so_far[at] = sum_so_far[at] * factor + sum;
         shrink[at] = factor;
     }
 }
@@ -201,12 +181,12 @@ pub fn add(
 ) {
     let p = &call.problem;
     let elements = out.meta.num_elements();
-    let dim = CubeDim::new(&out.client, elements);
+    let (cubes, dim) = elementwise(elements);
     // SAFETY: a unit past the last element ends at once, and the shapes are those of the call.
     unsafe {
         add_kernel::launch_unchecked(
             &out.client,
-            calculate_cube_count_elemwise(&out.client, elements, dim),
+            cubes,
             dim,
             address(&[out, &weights, v]),
             product.into_tensor_arg(),
@@ -261,12 +241,12 @@ fn finish_kernel<A: Float, O: Float>(
 pub fn finish(call: &Call, tables: &OnDevice, state: State, first: usize, [out, stats]: [&CubeTensor; 2]) {
     let elements = state.out.meta.num_elements();
     let len = state.out.meta.shape()[1];
-    let dim = CubeDim::new(&out.client, elements);
+    let (cubes, dim) = elementwise(elements);
     // SAFETY: a unit past the last element ends at once, and the shapes are those of the call.
     unsafe {
         finish_kernel::launch_unchecked(
             &out.client,
-            calculate_cube_count_elemwise(&out.client, elements, dim),
+            cubes,
             dim,
             address(&[out, stats]),
             state.largest.into_tensor_arg(),

@@ -2,12 +2,12 @@
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{calculate_cube_count_elemwise, prelude::*};
+use cubecl::prelude::*;
 
-use super::super::{call::address, special::is_finite, tile::UNITS};
+use super::super::{special::is_finite, tile::UNITS};
 use crate::{
     HeadMap,
-    cube::launch::{elem, empty},
+    cube::launch::{address, elem, elementwise, empty},
 };
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -51,12 +51,12 @@ pub fn pack(
     let shape = from.meta.shape();
     let into = empty(from, [shape[0] * heads, len, shape[3]], dtype);
     let elements = into.meta.num_elements();
-    let dim = CubeDim::new(&from.client, elements);
+    let (cubes, dim) = elementwise(elements);
     // SAFETY: a unit past the last element ends at once; the head map was checked.
     unsafe {
         pack_kernel::launch_unchecked(
             &from.client,
-            calculate_cube_count_elemwise(&from.client, elements, dim),
+            cubes,
             dim,
             address(&[from, &into]),
             from.clone().into_tensor_arg(),
