@@ -23,6 +23,7 @@ pub mod engines;
 pub mod error;
 pub mod parts;
 pub mod plan;
+mod span;
 pub mod stats;
 mod sum;
 

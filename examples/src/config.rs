@@ -10,11 +10,12 @@ use burn::tensor::DeviceType;
 use burn_sp::LaunchConfig;
 use burn_sp::attention::{KvMove, Mask};
 use burn_sp::layout::{AttentionWorkload, Links, MeshChoice, MeshShape};
-use burn_sp_models::transformer::{self, TransformerConfig};
+use burn_sp::train::{self, ParamShards};
+use burn_sp_models::transformer::{self, MemoryOptions, TransformerConfig};
 use indicatif::HumanCount;
 use serde::{Deserialize, Serialize};
 
-use crate::flags::{DeviceKind, Engine, Kv, ModelFlags, Recompute, RunFlags, Shape, Shard, TrainFlags};
+use crate::flags::{DeviceKind, Engine, Keep, Kv, ModelFlags, Recompute, RunFlags, Shape, Shard, TrainFlags};
 use crate::{InputError, memory};
 
 /// Byte-level: every value of a byte is a token.
@@ -24,7 +25,7 @@ const VOCABULARY: usize = 256;
 const ELEMENT_BYTES: usize = 4;
 
 /// Of a sequence, 2^27: choosing a mesh asks the mask about each of them, which takes a second for so many.
-const MAX_TOKENS: usize = 1 << 27;
+pub(crate) const MAX_TOKENS: usize = 1 << 27;
 
 /// What every program needs to know of a run. Its fields have the names of the flags, so that a report's `config` can
 /// be given to `--config`.
@@ -61,6 +62,8 @@ pub struct TrainConfig {
     pub lr: f64,
     pub clip: f64,
     pub recompute: Recompute,
+    pub keep: Keep,
+    pub mlp_tiles: usize,
     pub shard: Shard,
     pub shape: Shape,
     pub hidden: usize,
@@ -91,7 +94,11 @@ impl RunFlags {
     /// # Errors
     /// One line: what cannot work, and what would.
     pub fn resolve(&self, choose: impl FnOnce(&RunConfig) -> Option<MeshChoice>) -> Result<RunConfig, InputError> {
-        check_report(self.report.as_deref())?;
+        check_output("--report", self.report.as_deref())?;
+        check_output("--trace", self.trace.as_deref())?;
+        if self.trace.is_some() && self.trace == self.report {
+            return refuse("--trace and --report name the same file; use two");
+        }
         let given = self.mesh()?;
         let seq_len = at_least_one("--seq-len", self.seq_len, 1024)?;
         if seq_len > MAX_TOKENS {
@@ -322,13 +329,19 @@ impl TrainFlags {
             Shape::Llama => (8 * hidden).div_ceil(3).next_multiple_of(16),
             Shape::Gpt2 => 4 * hidden,
         };
+        let shard = self.shard.unwrap_or_default();
         let config = TrainConfig {
             run,
             text: self.text.clone(),
             lr,
             clip,
-            recompute: self.recompute.unwrap_or_default(),
-            shard: self.shard.unwrap_or_default(),
+            recompute: self.recompute.unwrap_or(match shard {
+                Shard::Parameters => Recompute::Blocks,
+                Shard::None | Shard::Optimizer => Recompute::None,
+            }),
+            keep: self.keep.unwrap_or_default(),
+            mlp_tiles: at_least_one("--mlp-tiles", self.mlp_tiles, 1)?,
+            shard,
             shape,
             hidden,
             layers: at_least_one("--layers", layers, 4)?,
@@ -346,13 +359,21 @@ impl TrainFlags {
 }
 
 impl TrainConfig {
-    /// What backward computes again.
-    pub fn recompute(&self) -> transformer::Recompute {
-        match self.recompute {
-            Recompute::None => transformer::Recompute::None,
-            Recompute::Blocks => transformer::Recompute::Blocks,
-            Recompute::Attention => transformer::Recompute::Attention,
-            Recompute::AllButAttention => transformer::Recompute::AllButAttention,
+    /// How the model needs less memory, with these parameters shared out.
+    pub fn memory(&self, shards: ParamShards) -> MemoryOptions {
+        MemoryOptions {
+            recompute: match self.recompute {
+                Recompute::None => transformer::Recompute::None,
+                Recompute::Blocks => transformer::Recompute::Blocks,
+                Recompute::Attention => transformer::Recompute::Attention,
+                Recompute::AllButAttention => transformer::Recompute::AllButAttention,
+            },
+            keep: match self.keep {
+                Keep::Device => train::Keep::Device,
+                Keep::Host => train::Keep::Host,
+            },
+            mlp_tiles: self.mlp_tiles,
+            shards,
         }
     }
 
@@ -389,20 +410,20 @@ impl DeviceKind {
     }
 }
 
-/// A report that cannot be written should be known before the run, not after it.
-fn check_report(file: Option<&Path>) -> Result<(), InputError> {
+/// What cannot be written should be known before the run, not after it.
+pub(crate) fn check_output(flag: &str, file: Option<&Path>) -> Result<(), InputError> {
     let Some(file) = file else { return Ok(()) };
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
         return refuse(format!(
-            "--report {}: {} is no folder; make it first",
+            "{flag} {}: {} is no folder; make it first",
             file.display(),
             folder.display()
         ));
     }
     if file.is_dir() {
         return refuse(format!(
-            "--report {}: that is a folder; name a file in it",
+            "{flag} {}: that is a folder; name a file in it",
             file.display()
         ));
     }

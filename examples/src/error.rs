@@ -23,6 +23,22 @@ pub enum RunError {
         /// Why not.
         source: std::io::Error,
     },
+    /// The runs are over, but their page could not be written.
+    #[error("--page {}: {source}", path.display())]
+    Page {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The run is over, but its timeline could not be written.
+    #[error("--trace {}: {source}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
 }
 
 /// How a program ends: an error is one line on stderr, and in the exit code.
@@ -41,7 +57,7 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Input(_) => 2,
-            RunError::Ranks(_) | RunError::Report { .. } => 1,
+            RunError::Ranks(_) | RunError::Report { .. } | RunError::Page { .. } | RunError::Trace { .. } => 1,
         }
     }
 }

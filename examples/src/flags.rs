@@ -76,9 +76,24 @@ pub enum Shard {
     None,
     /// The optimizer's state.
     Optimizer,
+    /// Parameters, their gradients and the optimizer's state; a block's parameters are gathered while it runs.
+    Parameters,
+}
+
+/// Where the inputs of what is computed again wait for backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keep {
+    /// On their device.
+    #[default]
+    Device,
+    /// In host memory.
+    Host,
 }
 
 const MESH: &str = "Mesh (if no axis is given, one is chosen, and the reason printed)";
+
+const MEMORY: &str = "Memory (no loss depends on these)";
 
 /// The flags of every program: the ranks, the size of the run, and where it is written down.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -148,6 +163,11 @@ pub struct RunFlags {
     #[arg(long, value_name = "FILE.json")]
     #[serde(skip)]
     pub report: Option<PathBuf>,
+
+    /// Write a timeline of all ranks here, for Perfetto
+    #[arg(long, value_name = "FILE.json")]
+    #[serde(skip)]
+    pub trace: Option<PathBuf>,
 }
 
 /// The size of a model.
@@ -210,12 +230,20 @@ pub struct TrainFlags {
     #[arg(long, value_name = "NORM", allow_negative_numbers = true, help_heading = "Training")]
     pub clip: Option<f64>,
 
-    /// What backward computes again, instead of forward keeping it [default: none]
-    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Training")]
+    /// What backward computes again, instead of forward keeping it [default: none; blocks with --shard parameters]
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = MEMORY)]
     pub recompute: Option<Recompute>,
 
+    /// Where the inputs of what is computed again wait for backward; all the same on flex [default: device]
+    #[arg(long, value_enum, value_name = "WHERE", help_heading = MEMORY)]
+    pub keep: Option<Keep>,
+
+    /// In how many tiles the MLP takes a rank's tokens, one after the other, forward and backward [default: 1]
+    #[arg(long, value_name = "N", help_heading = MEMORY)]
+    pub mlp_tiles: Option<usize>,
+
     /// What ranks share out that would otherwise be the same on all of them [default: none]
-    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Training")]
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = MEMORY)]
     pub shard: Option<Shard>,
 
     /// The model.
@@ -259,10 +287,13 @@ where
     F: Parser + AsMut<RunFlags> + Serialize + DeserializeOwned + Default,
 {
     let mut flags: F = parse(std::env::args_os())?;
-    // These two are the command line's alone.
-    let (file, report) = (flags.as_mut().config.clone(), flags.as_mut().report.clone());
-    let mut flags = with_file(flags, file.as_deref())?;
+    // These three are the command line's alone.
+    let RunFlags {
+        config, report, trace, ..
+    } = flags.as_mut().clone();
+    let mut flags = with_file(flags, config.as_deref())?;
     flags.as_mut().report = report;
+    flags.as_mut().trace = trace;
     Ok(flags)
 }
 

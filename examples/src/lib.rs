@@ -3,13 +3,16 @@
 pub mod config;
 mod error;
 pub mod flags;
+pub mod measure;
 pub mod memory;
 mod meter;
+pub mod plan;
 pub mod progress;
 pub mod report;
 pub mod spatial_temporal;
 pub mod summary;
 pub mod text;
+pub mod trace;
 pub mod train;
 
 pub use error::{InputError, RunError, exit};

@@ -107,6 +107,11 @@ pub fn unranked_work_for_rank_0(yes: bool) {
     UNRANKED.store(if yes { 0 } else { SHARED }, Relaxed);
 }
 
+/// Whether threads that are no rank count for rank 0.
+pub fn unranked_works_for_rank_0() -> bool {
+    UNRANKED.load(Relaxed) == 0
+}
+
 /// Whether this process allocates through [`Tracking`]; if not, all figures are 0.
 pub fn measured() -> bool {
     INSTALLED.load(Relaxed)

@@ -14,6 +14,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Progress {
     kind: Kind,
+    /// Whether lines about the run are shown.
+    lines: bool,
 }
 
 #[derive(Debug)]
@@ -44,20 +46,27 @@ impl Progress {
                 steps,
             }
         };
-        Self { kind }
+        Self { kind, lines: true }
     }
 
     /// Shows nothing.
     pub fn quiet() -> Self {
-        Self { kind: Kind::Quiet }
+        Self {
+            kind: Kind::Quiet,
+            lines: false,
+        }
+    }
+
+    /// From now on steps only, and no lines about the run.
+    pub fn steps_only(self) -> Self {
+        Self { lines: false, ..self }
     }
 
     /// A line about the run, before its steps.
     pub fn line(&self, line: &str) {
-        match &self.kind {
-            Kind::Quiet => {}
-            // The bar is drawn at the first step, so lines about the run come before it.
-            Kind::Bar(_) | Kind::Lines { .. } => eprintln!("{line}"),
+        // The bar is drawn at the first step, so lines about the run come before it.
+        if self.lines {
+            eprintln!("{line}");
         }
     }
 

@@ -71,14 +71,14 @@ pub struct Memory {
     /// What summing the gradients over the ranks needed beside them.
     pub bucket_bytes_per_rank: Vec<u64>,
     /// The most that threads held which are no rank: the initial weights, the text, workers of the thread pool. 0 if
-    /// there is one rank, which they count for.
+    /// they count for the only rank.
     pub other_threads_peak_bytes: u64,
     /// How all this was measured.
     pub method: String,
 }
 
 /// How memory was measured, in words.
-pub(crate) fn method(device: DeviceKind, ranks: usize) -> String {
+pub(crate) fn method(device: DeviceKind) -> String {
     if device != DeviceKind::Flex {
         return "bytes in use in the device's memory pools when forward, backward and gradient sum end, shared evenly by \
                 the ranks on the device; peaks within a phase are not seen. parameter, optimizer (two moments) and \
@@ -90,9 +90,9 @@ pub(crate) fn method(device: DeviceKind, ranks: usize) -> String {
                 gradients are known"
             .into();
     }
-    let others = match ranks {
-        1 => "threads that are no rank (the thread pool's workers) count for the only rank",
-        _ => {
+    let others = match memory::unranked_works_for_rank_0() {
+        true => "threads that are no rank (the thread pool's workers) count for the only rank",
+        false => {
             "threads that are no rank (the thread pool's workers, and main with the initial weights) are reported beside"
         }
     };
@@ -122,14 +122,22 @@ impl Report {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, file: &Path) -> Result<(), RunError> {
-        let failed = |source| RunError::Report {
-            path: file.to_path_buf(),
-            source,
-        };
-        let mut json = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
-        json.push('\n');
-        std::fs::write(file, json).map_err(failed)
+        write_json(self, file)
     }
+}
+
+/// Writes a report of any kind as JSON.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_json(report: &impl Serialize, file: &Path) -> Result<(), RunError> {
+    let failed = |source| RunError::Report {
+        path: file.to_path_buf(),
+        source,
+    };
+    let mut json = serde_json::to_string_pretty(report).map_err(|error| failed(error.into()))?;
+    json.push('\n');
+    std::fs::write(file, json).map_err(failed)
 }
 
 /// The median time of a step, without the first one if there are others.

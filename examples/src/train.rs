@@ -7,7 +7,9 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOpti
 use burn::tensor::{Device, Int};
 use burn_sp::comm::{CommError, raise};
 use burn_sp::nn::DropoutKey;
-use burn_sp::train::{ParamLayouts, ShardedOptimizer, clip_by_global_norm, sum_gradients, valid_tokens};
+use burn_sp::train::{
+    ParamLayouts, ParamShards, ShardedOptimizer, clip_by_global_norm, shard_parameters, sum_gradients, valid_tokens,
+};
 use burn_sp::{SpDevice, SpTensor, launch_module, seeded};
 use burn_sp_models::transformer::{ForwardOptions, Transformer, tokens_and_labels};
 
@@ -32,10 +34,19 @@ const PARAMETER_BYTES: usize = 4;
 /// # Errors
 /// If the text is too short (before any rank starts), or the ranks fail.
 pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunError> {
-    let run = &config.run;
     let text = Text::read(config.text.as_deref())?;
+    memory::unranked_work_for_rank_0(config.run.ranks == 1);
+    train_on(config, &text, progress)
+}
+
+/// [`train`] on a text that has been read. Whom the memory of threads that are no rank counts for is up to the caller:
+/// [`memory::unranked_work_for_rank_0`].
+///
+/// # Errors
+/// As [`train`].
+pub fn train_on(config: &TrainConfig, text: &Text, progress: &Progress) -> Result<Report, RunError> {
+    let run = &config.run;
     text.check(run.seq_len)?;
-    memory::unranked_work_for_rank_0(run.ranks == 1);
     memory::unranked().reset_peak();
 
     let devices: Vec<_> = run.devices()?.into_iter().map(Device::autodiff).collect();
@@ -55,8 +66,25 @@ pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunErr
             },
         };
         let (model, layouts) = model.shard(&device);
+        let (model, shards) = match config.shard {
+            Shard::Parameters => shard_parameters(model, &device, &layouts),
+            Shard::None | Shard::Optimizer => (model, ParamShards::default()),
+        };
         let meter = Meter::new(gauge, model.num_params() * PARAMETER_BYTES);
-        Rank::new(device, config, &text, layouts, meter).run(model, progress)
+        Rank {
+            meter,
+            device,
+            config,
+            run,
+            text,
+            layouts: match config.shard {
+                Shard::Parameters => shards.layouts().clone(),
+                Shard::None | Shard::Optimizer => layouts,
+            },
+            shards,
+            optimizer: Optimizer::new(config),
+        }
+        .run(model, progress)
     })?;
     progress.finish();
     Ok(report(config, outcomes))
@@ -83,12 +111,13 @@ struct Rank<'a> {
     text: &'a Text,
     meter: Meter,
     layouts: ParamLayouts,
+    shards: ParamShards,
     optimizer: Optimizer,
 }
 
 /// Who keeps the optimizer's state.
 enum Optimizer {
-    /// Every rank all of it.
+    /// Every rank that of the parameters it holds.
     Whole(ModuleOptimizer),
     /// Every rank its share.
     Shared(ShardedOptimizer),
@@ -103,7 +132,7 @@ impl Optimizer {
             .with_weight_decay(0.1)
             .init();
         match config.shard {
-            Shard::None => Optimizer::Whole(adamw),
+            Shard::None | Shard::Parameters => Optimizer::Whole(adamw),
             Shard::Optimizer => Optimizer::Shared(ShardedOptimizer::new(adamw)),
         }
     }
@@ -111,24 +140,13 @@ impl Optimizer {
 
 type Sample = (SpTensor<2, Int>, SpTensor<2, Int>);
 
-impl<'a> Rank<'a> {
-    fn new(device: SpDevice, config: &'a TrainConfig, text: &'a Text, layouts: ParamLayouts, meter: Meter) -> Self {
-        Self {
-            meter,
-            device,
-            config,
-            run: &config.run,
-            text,
-            layouts,
-            optimizer: Optimizer::new(config),
-        }
-    }
-
+impl Rank<'_> {
     fn run(mut self, mut model: Transformer, progress: &Progress) -> Outcome {
         let first = self.device.rank() == 0;
         self.device.mesh().world().reset_statistics();
         let mut steps = Vec::with_capacity(self.run.steps);
         for step in 0..self.run.steps {
+            let _span = tracing::trace_span!("step", number = step + 1).entered();
             let start = Instant::now();
             let (updated, loss, grad_norm) = self.step(step, model);
             model = updated;
@@ -167,9 +185,11 @@ impl<'a> Rank<'a> {
                 step: (step * self.run.accumulate + micro) as u64,
                 layer: 0,
             };
-            let share = model.loss(tokens, &labels, count, &self.options(Some(dropout)));
+            let share = tracing::trace_span!("forward")
+                .in_scope(|| model.loss(tokens, &labels, count, &self.options(Some(dropout))));
             self.meter.forward_done();
-            let gradients = GradientsParams::from_grads(share.backward(), &model);
+            let gradients =
+                tracing::trace_span!("backward").in_scope(|| GradientsParams::from_grads(share.backward(), &model));
             self.meter.backward_done();
             accumulator.accumulate(&model, gradients);
             loss += share.value();
@@ -184,6 +204,7 @@ impl<'a> Rank<'a> {
                 let gradients = sum_gradients(&model, gradients, layouts, mesh);
                 self.meter.sum_done();
                 let (gradients, norm) = clip_by_global_norm(&model, gradients, clip, layouts, mesh);
+                let _span = tracing::trace_span!("optimizer").entered();
                 (optimizer.step(lr, model, gradients), norm)
             }
             Optimizer::Shared(optimizer) => {
@@ -213,13 +234,14 @@ impl<'a> Rank<'a> {
         ForwardOptions {
             kv: self.run.kv_move(),
             dropout,
-            recompute: self.config.recompute(),
+            memory: self.config.memory(self.shards.clone()),
             ..ForwardOptions::default()
         }
     }
 
     /// The mean loss over held-out windows, without a graph.
     fn validate(&self, model: &Transformer) -> f64 {
+        let _span = tracing::trace_span!("validation").entered();
         let model = model.valid();
         let device = SpDevice::new(self.device.device().clone().inner(), self.device.mesh().clone());
         let count = (VALIDATION_TOKENS / self.run.seq_len).clamp(1, VALIDATION_WINDOWS);
@@ -254,7 +276,7 @@ pub(crate) fn give_up_if_diverged(device: &SpDevice, step: &Step, lr: f64) {
 fn optimizer_bytes(config: &TrainConfig, whole: Vec<u64>) -> Vec<u64> {
     let RunConfig { dp, ring, ulysses, .. } = config.run;
     let ranks = match config.shard {
-        Shard::None => 1,
+        Shard::None | Shard::Parameters => 1,
         Shard::Optimizer => (dp * ring * ulysses) as u64,
     };
     whole.into_iter().map(|bytes| bytes.div_ceil(ranks)).collect()
@@ -273,12 +295,11 @@ fn report(config: &TrainConfig, outcomes: Vec<Outcome>) -> Report {
         optimizer_bytes_per_rank: optimizer_bytes(config, of(|figures| 2 * figures.parameters)),
         gradient_bytes_per_rank: of(|figures| figures.parameters),
         bucket_bytes_per_rank: measured(of(|figures| figures.buckets)),
-        other_threads_peak_bytes: if run.ranks == 1 {
-            0
-        } else {
-            memory::unranked().peak() as u64
+        other_threads_peak_bytes: match memory::unranked_works_for_rank_0() {
+            true => 0,
+            false => memory::unranked().peak() as u64,
         },
-        method: method(run.device, run.ranks),
+        method: method(run.device),
     };
     let communication = outcomes
         .iter()

@@ -95,6 +95,15 @@ fn what_flags_cannot_say() {
         ("--seq-len 134217729 --ulysses 2", "at most 134,217,728 tokens"),
         ("--seq-length 5", "--seq-len"),
         ("--report /no/such/folder/report.json", "/no/such/folder is no folder"),
+        (
+            "--trace /no/such/folder/trace.json",
+            "--trace /no/such/folder/trace.json: /no/such/folder is no folder",
+        ),
+        ("--trace /", "--trace /: that is a folder; name a file in it"),
+        (
+            "--trace a.json --report a.json",
+            "--trace and --report name the same file; use two",
+        ),
         ("--config /no/such/file.json", "/no/such/file.json"),
     ] {
         let error = refusal(line);

@@ -2,12 +2,12 @@
 
 mod common;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, activation::gelu};
 use burn_sp::layout::{Axis, MeshShape, Split};
 use burn_sp::nn::{Dropout, DropoutKey};
-use burn_sp::train::checkpoint;
+use burn_sp::train::{Keep, checkpoint, checkpoint_with};
 use burn_sp::{SpTensor, seeded};
 use common::{f64s, noise, ranks, tensor};
 
@@ -78,6 +78,63 @@ fn gradients_are_those_of_the_plain_run() {
             let plain = run(&part, x.clone(), Part::forward);
             assert_eq!(run(&part, x, again), plain, "{name}");
         }
+    }
+}
+
+/// Parameters that are computed from others: gradients go on to those.
+#[test]
+fn parameters_may_be_computed() {
+    struct Twice;
+
+    impl ModuleMapper for Twice {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|tensor| tensor * 2.0)
+        }
+    }
+
+    for device in devices() {
+        let part = Part::new(&device);
+        for (name, x) in [("tracked", input(&device).require_grad()), ("plain", input(&device))] {
+            let plain = run(&part, x.clone(), |part, x| part.clone().map(&mut Twice).forward(x));
+            let again = |part: &Part, x| {
+                let computed = part.clone().map(&mut Twice);
+                checkpoint(&computed, x, |part: &Part, x| part.forward(x))
+            };
+            assert_eq!(run(&part, x.clone(), again), plain, "{name}");
+            // Of which one layer is not used: its gradient is zero, not none.
+            let half = |part: &Part, x| {
+                let computed = part.clone().map(&mut Twice);
+                checkpoint(&computed, x, |part: &Part, x: Tensor<2>| {
+                    x.clone() * part.down.forward(part.up.forward(x).detach())
+                })
+            };
+            let found = run(&part, x, half);
+            assert_eq!(found[2].as_deref(), Some(&[0.0; 32][..]), "{name}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "25 tensors, inputs and parameters that are themselves computed; at most 24")]
+fn more_computed_parameters_than_a_node_takes_are_refused() {
+    let device = common::device().autodiff();
+    let computed = |_| {
+        let weight = input(&device).require_grad() * 2.0;
+        Param::initialized(burn::module::ParamId::new(), weight)
+    };
+    let parts: Vec<Param<Tensor<2>>> = (0..24).map(computed).collect();
+    checkpoint(&parts, input(&device), |parts: &Vec<Param<Tensor<2>>>, x: Tensor<2>| {
+        x * parts[0].val()
+    });
+}
+
+#[test]
+fn inputs_may_wait_in_host_memory() {
+    for device in devices() {
+        let part = Part::new(&device);
+        let plain = run(&part, input(&device).require_grad(), Part::forward);
+        let again = |part: &Part, x| checkpoint_with(Keep::Host, part, x, |part: &Part, x| part.forward(x));
+        assert_eq!(run(&part, input(&device).require_grad(), again), plain);
     }
 }
 

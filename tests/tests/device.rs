@@ -14,8 +14,10 @@ use burn_sp::attention::{KvMove, Mask};
 use burn_sp::layout::{MeshShape, Split};
 use burn_sp::nn::DropoutKey;
 use burn_sp::seeded;
-use burn_sp::train::valid_tokens;
-use burn_sp_models::transformer::{ForwardOptions, Recompute, Transformer, TransformerConfig, next_token_labels};
+use burn_sp::train::{Keep, valid_tokens};
+use burn_sp_models::transformer::{
+    ForwardOptions, MemoryOptions, Recompute, Transformer, TransformerConfig, next_token_labels,
+};
 use burn_sp_tests::{Comparison, Outcome};
 use common::{TIMEOUT, mesh};
 
@@ -107,7 +109,12 @@ fn models_agree_with_one_rank() {
                         step: 3,
                         layer: 0,
                     }),
-                    recompute: Recompute::Blocks,
+                    memory: MemoryOptions {
+                        recompute: Recompute::Blocks,
+                        keep: Keep::Host,
+                        mlp_tiles: 2,
+                        ..MemoryOptions::default()
+                    },
                 };
                 let hidden = model.forward(tokens.clone(), &options);
                 let loss = model.loss(tokens, &labels, valid_tokens([&labels]), &options);

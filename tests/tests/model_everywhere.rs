@@ -10,7 +10,9 @@ use burn_sp::layout::{MeshShape, Split};
 use burn_sp::nn::DropoutKey;
 use burn_sp::seeded;
 use burn_sp::train::valid_tokens;
-use burn_sp_models::transformer::{ForwardOptions, Recompute, Transformer, TransformerConfig, next_token_labels};
+use burn_sp_models::transformer::{
+    ForwardOptions, MemoryOptions, Recompute, Transformer, TransformerConfig, next_token_labels,
+};
 use burn_sp_tests::{Comparison, Outcome, cast};
 use common::TIMEOUT;
 use everywhere::{masks, meshes};
@@ -55,12 +57,12 @@ fn agrees(
     mask: &Mask,
     split: &Split,
     kv: KvMove,
-    recompute: Recompute,
+    (recompute, mlp_tiles): (Recompute, usize),
     meshes: Vec<MeshShape>,
 ) {
     let model = seeded(&Device::flex(), 5, |device| config.init(device));
     let (mask, split) = (mask.clone(), split.clone());
-    let context = format!("{config:?}, {mask:?}, {split}, {kv:?}, {recompute:?}");
+    let context = format!("{config:?}, {mask:?}, {split}, {kv:?}, {recompute:?}, {mlp_tiles} tiles");
     let comparison = Comparison::new(cast(model, DType::F64))
         .with_factor(ROUNDINGS)
         .shard_by(Transformer::shard)
@@ -79,7 +81,11 @@ fn agrees(
                 step: 3,
                 layer: 0,
             }),
-            recompute,
+            memory: MemoryOptions {
+                recompute,
+                mlp_tiles,
+                ..MemoryOptions::default()
+            },
         };
         let hidden = model.forward(tokens.clone(), &options);
         let loss = model.loss(tokens, &labels, valid_tokens([&labels]), &options);
@@ -90,11 +96,13 @@ fn agrees(
     }
 }
 
-const RECOMPUTE: [Recompute; 4] = [
-    Recompute::None,
-    Recompute::Blocks,
-    Recompute::Attention,
-    Recompute::AllButAttention,
+/// What is computed again, and the tiles of the MLP: more of them than a rank has tokens are allowed.
+const MEMORY: [(Recompute, usize); 5] = [
+    (Recompute::None, 1),
+    (Recompute::Blocks, 1),
+    (Recompute::Attention, 3),
+    (Recompute::AllButAttention, 5),
+    (Recompute::Blocks, 2),
 ];
 
 fn agree_where(of: impl Fn(&MeshShape) -> bool) {
@@ -107,8 +115,8 @@ fn agree_where(of: impl Fn(&MeshShape) -> bool) {
                     // Without a ring, one split is as good as the other.
                     let chosen = chosen.filter(|(mesh, _)| mesh.ring > 1 || split == Split::Zigzag);
                     let chosen: Vec<_> = chosen.map(|(mesh, _)| mesh).collect();
-                    // Each mask and mesh meets each way to recompute, on some split or with some way to move keys.
-                    agrees(&config, &mask, &split, kv, RECOMPUTE[next % RECOMPUTE.len()], chosen);
+                    // Each mask and mesh meets each way to save memory, on some split or with some way to move keys.
+                    agrees(&config, &mask, &split, kv, MEMORY[next % MEMORY.len()], chosen);
                     next += 1;
                 }
             }

@@ -37,6 +37,15 @@ pub(crate) enum Strategy {
 }
 
 impl Strategy {
+    fn name(&self) -> &'static str {
+        match self {
+            Strategy::Local(_) => "local",
+            Strategy::GatherKv(_) => "gather_kv",
+            Strategy::Ring(_) => "ring",
+            Strategy::Ulysses(_) => "ulysses",
+        }
+    }
+
     /// The output, and what backward needs. `[batch, tokens, heads, head_dim]` in and out.
     pub fn forward<B: SpBackend>(
         &self,
@@ -45,6 +54,7 @@ impl Strategy {
         v: FloatTensor<B>,
         site: Site,
     ) -> (FloatTensor<B>, Saved<B>) {
+        let _span = tracing::trace_span!("attention forward", strategy = self.name()).entered();
         match self {
             Strategy::Local(strategy) => strategy.forward(q, k, v),
             Strategy::GatherKv(strategy) => strategy.forward(q, k, v, site),
@@ -61,6 +71,7 @@ impl Strategy {
         wide: bool,
         site: Site,
     ) -> Gradients3<B> {
+        let _span = tracing::trace_span!("attention backward", strategy = self.name()).entered();
         let dtypes = [saved.q.dtype(), saved.k.dtype(), saved.v.dtype()];
         let (dq, dk, dv) = match self {
             Strategy::Local(strategy) => strategy.backward(saved, grad, wide),

@@ -6,6 +6,9 @@ use kernels_cubecl::Kernels;
 ///
 /// Both directions share storage where the backend allows it; none of them is differentiable.
 pub trait SpBackend: Kernels {
+    /// Whether its tensors lie in the host's memory anyway.
+    const IN_HOST_MEMORY: bool;
+
     /// Of a matrix product, the most rows that are computed at once.
     const ROWS_AT_ONCE: usize;
 

@@ -22,6 +22,7 @@ pub fn clip_by_global_norm<M: Module>(
     mesh: &Mesh,
 ) -> (GradientsParams, f64) {
     let site = Site::here();
+    let _span = tracing::trace_span!("clip").entered();
     let mut squares = Squares {
         grads: &grads,
         sums: BTreeMap::new(),

@@ -30,6 +30,7 @@ pub fn sum_gradients<M: Module>(
     mesh: &Mesh,
 ) -> GradientsParams {
     let site = Site::here();
+    let _span = tracing::trace_span!("gradient sum").entered();
     let mut summed: HashMap<ParamId, Tensor<1>> = HashMap::new();
     for Bucket { axes, members } in buckets(module, &mut grads, layouts, mesh) {
         let lengths: Vec<(ParamId, usize)> = members.iter().map(|(id, grad)| (*id, grad.dims()[0])).collect();

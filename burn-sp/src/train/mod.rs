@@ -7,13 +7,15 @@ mod gradients;
 mod loss;
 mod params;
 mod sharded;
+mod shards;
 mod token_loss;
 
-pub use checkpoint::{Carried, checkpoint};
+pub use checkpoint::{Carried, Keep, checkpoint, checkpoint_with, tiled};
 pub use clip::clip_by_global_norm;
 pub use gradients::sum_gradients;
 pub use loss::{LossShare, valid_tokens};
 pub use params::ParamLayouts;
 pub use sharded::ShardedOptimizer;
+pub use shards::{ParamShards, shard_parameters};
 pub(crate) use token_loss::token_loss_autodiff;
 pub use token_loss::{TokenLossSpec, class_parallel_loss, token_loss};

@@ -58,6 +58,7 @@ impl ShardedOptimizer {
         mesh: &Mesh,
     ) -> (M, f64) {
         let site = Site::here();
+        let _span = tracing::trace_span!("optimizer").entered();
         let (mut own, mut part_layouts, mut travels) = (Own::new(), layouts.clone(), Vec::new());
         let mut summed: HashMap<ParamId, Tensor<1>> = HashMap::new();
         for Bucket { axes, members } in buckets(&module, &mut grads, layouts, mesh) {
@@ -159,14 +160,14 @@ impl Travel {
 }
 
 /// As much as clipping asks of a layout: the axes that shard it.
-fn flat_layout(length: usize, axes: impl Iterator<Item = Axis>) -> Layout {
+pub(super) fn flat_layout(length: usize, axes: impl Iterator<Item = Axis>) -> Layout {
     axes.fold(Layout::replicated([length]), |layout, axis| {
         layout.shard(0, axis, Split::Contiguous)
     })
 }
 
 /// The shape of a flat part that has as many dimensions as the parameter.
-fn column<const D: usize>(length: usize) -> [usize; D] {
+pub(super) fn column<const D: usize>(length: usize) -> [usize; D] {
     let mut shape = [1; D];
     shape[0] = length;
     shape

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use burn_sp_examples::flags;
 use burn_sp_examples::progress::Progress;
 use burn_sp_examples::spatial_temporal::{SpatialTemporalFlags, train};
-use burn_sp_examples::{RunError, exit};
+use burn_sp_examples::{RunError, exit, trace::traced};
 
 fn main() -> ExitCode {
     exit(run())
@@ -15,11 +15,13 @@ fn run() -> Result<(), RunError> {
     let flags: SpatialTemporalFlags = flags::read()?;
     let config = flags.resolve()?;
 
-    let outcome = train(&config, &Progress::new(config.run.steps))?;
-    println!("{}", outcome.summary());
-    if let Some(file) = &flags.run.report {
-        outcome.report.write(file)?;
-        eprintln!("report: {}", file.display());
-    }
-    Ok(())
+    traced(flags.run.trace.as_deref(), || {
+        let outcome = train(&config, &Progress::new(config.run.steps))?;
+        println!("{}", outcome.summary());
+        if let Some(file) = &flags.run.report {
+            outcome.report.write(file)?;
+            eprintln!("report: {}", file.display());
+        }
+        Ok(())
+    })
 }

@@ -158,7 +158,10 @@ impl SpatialTemporalModel {
     /// - `frames`: `[batch, frames, pixels, hidden]`, frames sharded over ulysses; so is the result
     #[track_caller]
     pub fn forward(&self, frames: SpTensor<4>) -> SpTensor<4> {
-        self.blocks.iter().fold(frames, |x, block| block.forward(x))
+        self.blocks.iter().enumerate().fold(frames, |x, (index, block)| {
+            let _span = tracing::trace_span!("block", number = index).entered();
+            block.forward(x)
+        })
     }
 
     /// This rank's share of the mean squared error of the prediction.

@@ -110,6 +110,7 @@ fn steps(
     let mut done = Vec::with_capacity(config.run.steps);
     mesh.world().reset_statistics();
     for step in 0..config.run.steps {
+        let _span = tracing::trace_span!("step", number = step + 1).entered();
         let start = Instant::now();
         let shape = [config.run.batch, config.frames, config.pixels(), config.hidden];
         let mut longer = shape;
@@ -121,11 +122,12 @@ fn steps(
                 .shard(1, Axis::Ulysses, Split::Contiguous);
         let frames = |from| device.distribute(clips.clone().narrow(1, from, config.frames), &layout);
 
-        let share = model.loss(frames(0), frames(1));
-        let gradients = GradientsParams::from_grads(share.backward(), &model);
+        let share = tracing::trace_span!("forward").in_scope(|| model.loss(frames(0), frames(1)));
+        let gradients =
+            tracing::trace_span!("backward").in_scope(|| GradientsParams::from_grads(share.backward(), &model));
         let gradients = sum_gradients(&model, gradients, &layouts, mesh);
         let (gradients, grad_norm) = clip_by_global_norm(&model, gradients, None, &layouts, mesh);
-        model = optimizer.step(config.lr, model, gradients);
+        model = tracing::trace_span!("optimizer").in_scope(|| optimizer.step(config.lr, model, gradients));
         let now = Step {
             step: step + 1,
             loss: share.value(),

@@ -2,7 +2,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_sp::attention::AttentionOptions;
 use burn_sp::nn::{Dropout, DropoutKey, LayerNorm, RmsNorm, RotaryTable};
-use burn_sp::train::{ParamLayouts, checkpoint};
+use burn_sp::train::{Keep, ParamLayouts, ParamShards, checkpoint_with};
 use burn_sp::{SpDevice, SpTensor};
 
 use super::{Mlp, SelfAttention};
@@ -19,6 +19,19 @@ pub enum Recompute {
     Attention,
     /// All that comes after attention: its output projection and the MLP.
     AllButAttention,
+}
+
+/// What a forward pass does to need less memory.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryOptions {
+    /// What backward computes again, instead of forward keeping it.
+    pub recompute: Recompute,
+    /// Where the inputs of what is computed again wait for backward.
+    pub keep: Keep,
+    /// In how many tiles the MLP takes a rank's tokens, one after the other, forward and backward; 0 is as 1, all at once.
+    pub mlp_tiles: usize,
+    /// The parameters that ranks share out, of which a block is gathered at a time.
+    pub shards: ParamShards,
 }
 
 /// The norm that a model is made with.
@@ -90,30 +103,37 @@ impl Block {
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
     #[track_caller]
     pub fn forward(&self, x: SpTensor<3>, context: &BlockContext) -> SpTensor<3> {
-        let heads = self.heads(x.clone(), context);
-        self.rest((x, heads), context)
+        self.forward_with(x, context, &MemoryOptions::default())
     }
 
-    /// [`forward`](Self::forward), computing again in backward what `recompute` says.
+    /// [`forward`](Self::forward), with less memory.
     ///
     /// # Shapes
     /// - as [`forward`](Self::forward)
     #[track_caller]
-    pub fn forward_with(&self, x: SpTensor<3>, context: &BlockContext, recompute: Recompute) -> SpTensor<3> {
-        let own = context.clone();
-        match recompute {
-            Recompute::None => self.forward(x, context),
-            Recompute::Blocks => checkpoint(self, x, move |block: &Block, x| block.forward(x, &own)),
+    pub fn forward_with(&self, x: SpTensor<3>, context: &BlockContext, memory: &MemoryOptions) -> SpTensor<3> {
+        let (keep, tiles, own) = (memory.keep, memory.mlp_tiles, context.clone());
+        if memory.recompute == Recompute::Blocks {
+            let shards = memory.shards.clone();
+            return checkpoint_with(keep, self, x, move |block: &Block, x| {
+                let block = shards.gather(block);
+                let heads = block.heads(x.clone(), &own);
+                block.rest((x, heads), &own, tiles)
+            });
+        }
+        let block = memory.shards.gather(self);
+        let heads = match memory.recompute {
             Recompute::Attention => {
-                let heads = checkpoint(self, x.clone(), move |block: &Block, x| block.heads(x, &own));
-                self.rest((x, heads), context)
+                let own = own.clone();
+                checkpoint_with(keep, &block, x.clone(), move |block: &Block, x| block.heads(x, &own))
             }
-            Recompute::AllButAttention => {
-                let heads = self.heads(x.clone(), context);
-                checkpoint(self, (x, heads), move |block: &Block, streams| {
-                    block.rest(streams, &own)
-                })
-            }
+            _ => block.heads(x.clone(), context),
+        };
+        match memory.recompute {
+            Recompute::AllButAttention => checkpoint_with(keep, &block, (x, heads), move |block: &Block, streams| {
+                block.rest(streams, &own, tiles)
+            }),
+            _ => block.rest((x, heads), context, tiles),
         }
     }
 
@@ -128,10 +148,10 @@ impl Block {
     }
 
     /// From the residual stream and the heads of attention to the end of the block.
-    fn rest(&self, (x, heads): (SpTensor<3>, SpTensor<3>), context: &BlockContext) -> SpTensor<3> {
+    fn rest(&self, (x, heads): (SpTensor<3>, SpTensor<3>), context: &BlockContext, mlp_tiles: usize) -> SpTensor<3> {
         let branch = self.attention.project(heads);
         let (x, normed) = self.norm2.forward_residual(x, branch, context.dropout, context.mask(0));
-        let branch = self.mlp.forward(normed);
+        let branch = self.mlp.forward_tiled(normed, mlp_tiles);
         x + context.dropout.forward(branch, context.mask(1))
     }
 

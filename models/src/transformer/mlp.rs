@@ -4,7 +4,7 @@ use burn::tensor::activation::gelu_approximate;
 use burn_sp::kernels::swiglu;
 use burn_sp::layout::Placement;
 use burn_sp::nn::{Features, Gathered, row_linear, shard_columns, shard_rows};
-use burn_sp::train::ParamLayouts;
+use burn_sp::train::{ParamLayouts, tiled};
 use burn_sp::{SpDevice, SpTensor};
 
 /// The MLP of a block: SwiGLU if it has a gate, GELU if not. Tensor parallelism may share out its hidden units.
@@ -35,6 +35,18 @@ impl Mlp {
             }
         };
         row_linear(hidden, &self.down, Placement::Shard(1))
+    }
+
+    /// [`forward`](Self::forward), some of a rank's tokens at a time, forward and backward; see [`tiled`].
+    ///
+    /// # Shapes
+    /// - as [`forward`](Self::forward)
+    #[track_caller]
+    pub fn forward_tiled(&self, x: SpTensor<3>, tiles: usize) -> SpTensor<3> {
+        match tiles {
+            0 | 1 => self.forward(x),
+            _ => tiled(self, x, tiles, |mlp: &Mlp, x| mlp.forward(x)),
+        }
     }
 
     /// This rank's hidden units; see [`Transformer::shard`](super::Transformer::shard).

@@ -6,10 +6,10 @@ use burn_sp::layout::{Axis, Placement, Split};
 use burn_sp::nn::{
     Dropout, DropoutKey, Features, Gathered, Rotary, RotaryTable, parallel_embedding, shard_columns, shard_entries,
 };
-use burn_sp::train::{LossShare, ParamLayouts, class_parallel_loss};
+use burn_sp::train::{LossShare, ParamLayouts, ParamShards, class_parallel_loss};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::{Block, BlockContext, Norm, Recompute};
+use super::{Block, BlockContext, MemoryOptions, Norm};
 
 /// What a forward pass depends on beside its tokens.
 #[derive(Clone, Debug, Default)]
@@ -20,8 +20,8 @@ pub struct ForwardOptions {
     pub kv: KvMove,
     /// Names the dropout masks of a training step; none for evaluation.
     pub dropout: Option<DropoutKey>,
-    /// What backward computes again, instead of forward keeping it.
-    pub recompute: Recompute,
+    /// How it needs less memory.
+    pub memory: MemoryOptions,
 }
 
 /// A decoder-only language model; made by [`TransformerConfig`](super::TransformerConfig).
@@ -84,8 +84,10 @@ impl Transformer {
             probability: self.dropout,
         };
         let key = |layer: u64| options.dropout.map(|key| key.layer(layer));
-        let x = parallel_embedding(&self.embedding, tokens, self.vocabulary(), Placement::Shard(1));
-        let x = self.add_positions(x);
+        let shards = &options.memory.shards;
+        let embedding = shards.gather(&self.embedding);
+        let x = parallel_embedding(&embedding, tokens, self.vocabulary(), Placement::Shard(1));
+        let x = add_positions(shards.gather(&self.positions), x);
         let mut context = BlockContext {
             rotary: self.rotary_table(&x, &positions),
             attention: AttentionOptions {
@@ -99,29 +101,12 @@ impl Transformer {
         };
         let mut x = dropout.forward(x, key(0));
         for (index, block) in self.blocks.iter().enumerate() {
+            let _span = tracing::trace_span!("block", number = index).entered();
             context.key = key(1 + 3 * index as u64);
-            x = block.forward_with(x, &context, options.recompute);
+            x = block.forward_with(x, &context, &options.memory);
         }
-        x.tokenwise(|x| self.norm.forward(x))
-    }
-
-    fn add_positions(&self, x: SpTensor<3>) -> SpTensor<3> {
-        let Some(learned) = &self.positions else {
-            return x;
-        };
-        let positions = x.positions(1);
-        let [max, _] = learned.weight.dims();
-        let last = positions.ranges().iter().map(|range| range.end).max().unwrap_or(0);
-        assert!(
-            last <= max,
-            "transformer: position {} has no learned embedding; there are {max}",
-            last - 1
-        );
-        x.tokenwise(|x| {
-            let ids: Vec<i64> = positions.iter().map(|position| position as i64).collect();
-            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, positions.len()]), &x.device());
-            x + learned.forward(ids)
-        })
+        let norm = shards.gather(&self.norm);
+        x.tokenwise(|x| norm.forward(x))
     }
 
     /// Next-token logits; for losses use [`loss`](Self::loss), which never holds them all.
@@ -131,7 +116,7 @@ impl Transformer {
     #[track_caller]
     pub fn logits(&self, tokens: SpTensor<2, Int>, options: &ForwardOptions) -> SpTensor<3> {
         let hidden = Gathered::new(self.forward(tokens, options));
-        hidden.linear_with(self.output_weight(), None, self.vocabulary())
+        hidden.linear_with(self.output_weight(&options.memory.shards), None, self.vocabulary())
     }
 
     /// This rank's share of the mean cross entropy over `count` labels; see
@@ -149,17 +134,18 @@ impl Transformer {
     ) -> LossShare {
         let hidden = self.forward(tokens, options);
         let labels = labels.clone().shard(Axis::Tp, 1, Split::Contiguous);
-        class_parallel_loss(hidden, self.output_weight(), self.vocabulary(), &labels, None, count)
+        let weight = self.output_weight(&options.memory.shards);
+        class_parallel_loss(hidden, weight, self.vocabulary(), &labels, None, count)
     }
 
     fn vocabulary(&self) -> Features {
         Features::sharded(self.vocab_size, 1)
     }
 
-    fn output_weight(&self) -> Tensor<2> {
+    fn output_weight(&self, shards: &ParamShards) -> Tensor<2> {
         match &self.head {
-            Some(head) => head.weight.val(),
-            None => self.embedding.weight.val().transpose(),
+            Some(head) => shards.gather(head).weight.val(),
+            None => shards.gather(&self.embedding).weight.val().transpose(),
         }
     }
 
@@ -173,6 +159,25 @@ impl Transformer {
         };
         Some(rotary.table(positions, x.local().dtype(), &x.local().device()))
     }
+}
+
+fn add_positions(learned: Option<Embedding>, x: SpTensor<3>) -> SpTensor<3> {
+    let Some(learned) = learned else {
+        return x;
+    };
+    let positions = x.positions(1);
+    let [max, _] = learned.weight.dims();
+    let last = positions.ranges().iter().map(|range| range.end).max().unwrap_or(0);
+    assert!(
+        last <= max,
+        "transformer: position {} has no learned embedding; there are {max}",
+        last - 1
+    );
+    x.tokenwise(|x| {
+        let ids: Vec<i64> = positions.iter().map(|position| position as i64).collect();
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, positions.len()]), &x.device());
+        x + learned.forward(ids)
+    })
 }
 
 /// The labels of next-token prediction: each token's successor, `-100` (ignored) at the end.

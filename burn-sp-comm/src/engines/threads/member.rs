@@ -6,6 +6,7 @@ use super::pending::{Alone, Started};
 use super::world::{World, lock};
 use crate::copy::assemble;
 use crate::plan::Plan;
+use crate::span::span;
 use crate::stats::elements_sent;
 use crate::{Buffer, CommError, Communicator, Counter, Pending, Site, Transfer};
 use std::collections::HashMap;
@@ -120,7 +121,7 @@ impl Communicator for Member {
             sequence,
             site,
         };
-        tracing::trace!(rank = self.global_rank(), %call, bytes, "start");
+        let _posting = span(&op, "start", &self.group.axis, sequence, bytes, site).entered();
         self.world.activity(self.global_rank()).started(&call);
         if let Err(error) = self.group.post(&self.world, self.rank, sequence, site, transfers) {
             return Err(self.world.abort(error));
@@ -141,6 +142,7 @@ impl Communicator for Member {
             op,
             plans,
             dtypes: kinds,
+            bytes,
             on_device,
             call,
         }))

@@ -6,6 +6,7 @@ use super::joint::Joint;
 use super::world::{World, lock};
 use crate::copy::assemble;
 use crate::plan::Plan;
+use crate::span::span;
 use crate::{Buffer, Collective, CommError, Pending};
 use burn_std::DType;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -29,6 +30,8 @@ pub(super) struct Started {
     pub op: Collective,
     pub plans: Vec<Plan>,
     pub dtypes: Vec<DType>,
+    /// Payload that leaves this rank.
+    pub bytes: usize,
     /// Where the tensors are: of all ranks, or the call would not have been posted.
     pub on_device: bool,
     pub call: Call,
@@ -36,6 +39,8 @@ pub(super) struct Started {
 
 impl Pending for Started {
     fn wait(mut self: Box<Self>) -> Result<Vec<Buffer>, CommError> {
+        let (call, axis) = (&self.call, &self.group.axis);
+        let _waiting = span(&self.op, "wait", axis, call.sequence, self.bytes, call.site).entered();
         let begin = Instant::now();
         let rank = self.group.ranks[self.rank];
         self.world.activity(rank).waiting(&self.call);

@@ -20,6 +20,8 @@ use kernels_cubecl::cube::{enter, resolve_bool, resolve_float, resolve_int};
 use crate::tensor::{SpBackend, SpOps, ops::plain_ops};
 
 impl SpBackend for Cube {
+    const IN_HOST_MEMORY: bool = false;
+
     /// One launch, however many rows.
     const ROWS_AT_ONCE: usize = usize::MAX;
 

@@ -12,6 +12,8 @@ use burn_sp_comm::{
 use crate::tensor::{SpBackend, SpOps, ops::plain_ops};
 
 impl SpBackend for Flex {
+    const IN_HOST_MEMORY: bool = true;
+
     /// Burn 0.22's products on Flex hold their result twice for a moment, which for one of all tokens can be the most
     /// that a rank ever holds.
     const ROWS_AT_ONCE: usize = 1024;

@@ -1,10 +1,15 @@
 //! Activation checkpointing: a part of a model keeps its input only, and runs again in backward.
 
 mod carried;
+mod kept;
 mod node;
+mod tiled;
 
 pub use carried::Carried;
+pub use kept::Keep;
+pub use tiled::tiled;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy, NoCheckpointing};
@@ -45,12 +50,71 @@ where
     I: Carried,
     O: Carried,
 {
+    checkpoint_with(Keep::Device, module, input, forward)
+}
+
+/// [`checkpoint`], of which the input waits for backward where `keep` says.
+///
+/// # Panics
+/// As [`checkpoint`].
+pub fn checkpoint_with<M, I, O>(
+    keep: Keep,
+    module: &M,
+    input: I,
+    forward: impl Fn(&M, I) -> O + Send + Sync + 'static,
+) -> O
+where
+    M: Module + 'static,
+    I: Carried,
+    O: Carried,
+{
     let (frame, tensors) = input.apart();
-    let forward = Arc::new(forward);
+    let forward: Forward<M, I, O> = Arc::new(forward);
+    let whole = vec![Piece {
+        frame: frame.clone(),
+        range: None,
+    }];
+    match record(module, whole, &tensors, &forward, keep) {
+        Some((frames, out)) => {
+            let frame = frames.into_iter().next().expect("of the one piece");
+            O::together(frame, &mut std::iter::once(out))
+        }
+        None => forward(module, I::together(frame, &mut tensors.into_iter())),
+    }
+}
+
+/// What runs now and again in backward.
+type Forward<M, I, O> = Arc<dyn Fn(&M, I) -> O + Send + Sync>;
+
+/// Some of the tokens of the input, or all of it, with what frames it.
+struct Piece<F> {
+    frame: F,
+    range: Option<Range<usize>>,
+}
+
+/// The node of the graph, on the backend that the tensors are on; none if that keeps no graph.
+fn record<M, I, O>(
+    module: &M,
+    pieces: Vec<Piece<I::Frame>>,
+    tensors: &[DispatchTensor],
+    forward: &Forward<M, I, O>,
+    keep: Keep,
+) -> Option<(Vec<O::Frame>, DispatchTensor)>
+where
+    M: Module + 'static,
+    I: Carried,
+    O: Carried,
+{
     macro_rules! try_on {
         ($backend:ty, $strategy:ty) => {
             if tensors.iter().any(is_on::<$backend, $strategy>) {
-                return node::record::<$backend, $strategy, M, I, O>(module, frame, tensors, forward);
+                return Some(node::record::<$backend, $strategy, M, I, O>(
+                    module,
+                    pieces,
+                    tensors.to_vec(),
+                    forward.clone(),
+                    keep,
+                ));
             }
         };
     }
@@ -64,7 +128,7 @@ where
         try_on!(burn_cubecl::Cube, NoCheckpointing);
         try_on!(burn_cubecl::Cube, BalancedCheckpointing);
     }
-    forward(module, I::together(frame, &mut tensors.into_iter()))
+    None
 }
 
 /// Whether a tensor is on this autodiff backend; the only place that asks. Burn's dispatch is closed, so this list of

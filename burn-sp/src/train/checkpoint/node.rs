@@ -1,8 +1,10 @@
 //! The node. Its backward is a backward of its own, on a graph of its own: nothing in it may touch the graph that it is
 //! part of, which is locked meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::autodiff::{
@@ -16,20 +18,40 @@ use burn::backend::{
     ops::FloatTensorOps, tensor::FloatTensor,
 };
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::tensor::{Float, Shape, Slice, Tensor};
 
-use super::Carried;
-use crate::tensor::SpBackend;
+use super::{Carried, Forward, Keep, Piece, kept::Kept};
+use crate::tensor::{SpBackend, select, zeros};
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// What runs now and again in backward.
-type Forward<M, I, O> = Arc<dyn Fn(&M, I) -> O + Send + Sync>;
+/// The leading dimension of what is cut into pieces: tokens of `[batch, tokens, ...]`.
+const TOKENS: usize = 1;
 
 /// Gradients of the inputs, where there are, and of parameters by their nodes in the outer graph.
+#[derive(Default)]
 struct Grads<B: SpBackend> {
     inputs: Vec<Option<FloatTensor<B>>>,
     parameters: Vec<(NodeId, FloatTensor<B>)>,
+}
+
+impl<B: SpBackend> Grads<B> {
+    /// Adds those of a piece of the tokens; `like` are the inputs of all.
+    fn add(&mut self, piece: Self, range: &Range<usize>, like: &[(FloatTensor<B>, bool)]) {
+        for ((sum, grad), (input, _)) in self.inputs.iter_mut().zip(piece.inputs).zip(like) {
+            if let Some(grad) = grad.filter(|grad| grad.shape().num_elements() > 0) {
+                let whole = sum.take();
+                let whole = whole.unwrap_or_else(|| zeros::<B>(input.shape(), &input.device(), grad.dtype()));
+                *sum = Some(B::float_slice_assign(whole, &tokens(&grad.shape(), range), grad));
+            }
+        }
+        for (node, grad) in piece.parameters {
+            match self.parameters.iter_mut().find(|(other, _)| *other == node) {
+                Some((_, sum)) => *sum = B::float_add(sum.clone(), grad),
+                None => self.parameters.push((node, grad)),
+            }
+        }
+    }
 }
 
 /// Runs the part again and backward through it, from the inputs (and whether their gradients are wanted) and the gradient
@@ -38,7 +60,7 @@ type Again<B> = Box<dyn FnOnce(Vec<(FloatTensor<B>, bool)>, FloatTensor<B>) -> G
 
 /// Burn wants states to be clones; each runs backward once.
 struct State<B: SpBackend> {
-    inputs: Vec<FloatTensor<B>>,
+    inputs: Vec<Kept<B>>,
     again: Arc<Mutex<Option<Again<B>>>>,
 }
 
@@ -59,7 +81,8 @@ impl<B: SpBackend> fmt::Debug for State<B> {
     }
 }
 
-/// Parents are the inputs and one parameter, which makes the node part of the graph even if no input is.
+/// Parents are the inputs, the parameters that are themselves computed, and one that is not, which makes the node part of
+/// the graph even if nothing else is. Leaves need not be parents: nothing runs after them.
 #[derive(Debug)]
 struct Checkpoint;
 
@@ -70,18 +93,13 @@ impl<B: SpBackend, const N: usize> Backward<B, N> for Checkpoint {
         let grad = grads.consume::<B>(&ops.node);
         let again = ops.state.again.lock().unwrap_or_else(PoisonError::into_inner).take();
         let again = again.expect("a graph is walked back once");
-        let shapes: Vec<_> = ops
-            .state
-            .inputs
-            .iter()
-            .map(|x| (x.shape(), x.device(), x.dtype()))
-            .collect();
+        let inputs: Vec<FloatTensor<B>> = ops.state.inputs.into_iter().map(Kept::back).collect();
+        let shapes: Vec<_> = inputs.iter().map(|x| (x.shape(), x.device(), x.dtype())).collect();
         let wanted = ops.parents.iter().map(Option::is_some);
-        let found = again(ops.state.inputs.into_iter().zip(wanted).collect(), grad);
+        let found = again(inputs.into_iter().zip(wanted).collect(), grad);
         for ((parent, grad), (shape, device, dtype)) in ops.parents.into_iter().zip(found.inputs).zip(shapes) {
             if let Some(parent) = parent {
-                let zeros = || crate::tensor::zeros::<B>(shape, &device, dtype);
-                grads.register::<B>(parent.id, grad.unwrap_or_else(zeros));
+                grads.register::<B>(parent.id, grad.unwrap_or_else(|| zeros::<B>(shape, &device, dtype)));
             }
         }
         for (node, grad) in found.parameters {
@@ -90,12 +108,15 @@ impl<B: SpBackend, const N: usize> Backward<B, N> for Checkpoint {
     }
 }
 
+/// The pieces run one after the other; there is one, without a range, if the input is not cut. Returns what frames the
+/// output of each, and the output of all.
 pub(super) fn record<B, C, M, I, O>(
     module: &M,
-    frame: I::Frame,
+    pieces: Vec<Piece<I::Frame>>,
     tensors: Vec<DispatchTensor>,
     forward: Forward<M, I, O>,
-) -> O
+    keep: Keep,
+) -> (Vec<O::Frame>, DispatchTensor)
 where
     B: SpBackend,
     C: CheckpointStrategy,
@@ -106,75 +127,163 @@ where
 {
     let inputs: Vec<Tracked<B, C>> = tensors.into_iter().map(primitive::<B, C>).collect();
     let parameters = parameters::<B, C, M>(module);
-    let first = parameters.first().map(|(_, tensor)| tensor);
-    let guards: Vec<NodeGuard> = inputs.iter().chain(first).map(|tensor| tensor.node()).collect();
+    let (leaves, computed): (Vec<_>, Vec<_>) = parameters.iter().partition(|(_, tensor)| is_leaf::<B, C>(tensor));
+    let parents = computed.iter().chain(leaves.first()).map(|(_, tensor)| tensor.node());
+    let guards: Vec<NodeGuard> = inputs.iter().map(|tensor| tensor.node()).chain(parents).collect();
+    let computed: HashSet<ParamId> = computed.iter().map(|(id, _)| *id).collect();
     let nodes: HashMap<ParamId, NodeId> = parameters.iter().map(|(id, tensor)| (*id, tensor.id())).collect();
     drop(parameters);
     let inputs: Vec<FloatTensor<B>> = inputs.into_iter().map(|tensor| tensor.into_primitive()).collect();
 
     // The same, but nothing is tracked, so nothing is kept.
-    let untracked = inputs
-        .iter()
-        .cloned()
-        .map(<Autodiff<B, C> as AutodiffBackend>::from_inner);
     let quiet = module.clone().no_grad();
-    let out = forward(&quiet, I::together(frame.clone(), &mut untracked.map(dispatch::<B, C>)));
+    let (mut out_frames, mut out) = (Vec::new(), None);
+    for piece in &pieces {
+        let untracked = inputs
+            .iter()
+            .map(|input| <Autodiff<B, C> as AutodiffBackend>::from_inner(piece.of::<B>(input)));
+        let made = forward(
+            &quiet,
+            I::together(piece.frame.clone(), &mut untracked.map(dispatch::<B, C>)),
+        );
+        let (frame, made) = made.apart();
+        let made = single::<B, C>(made);
+        assert!(
+            !made.is_tracked(),
+            "checkpoint: the closure uses tensors of the graph that are neither its input nor the module's parameters, \
+             and their gradients would be lost; give them as a part of the input"
+        );
+        out_frames.push(frame);
+        out = Some(piece.join::<B>(out, made.into_primitive(), &inputs));
+    }
     drop(quiet);
-    let (out_frame, out) = out.apart();
-    let out = single::<B, C>(out);
-    assert!(
-        !out.is_tracked(),
-        "checkpoint: the closure uses tensors of the graph that are neither its input nor the module's parameters, and \
-         their gradients would be lost; give them as a part of the input"
-    );
+    let out = out.expect("there is a piece");
 
     // Leaves of a graph of their own.
-    let fresh = module.clone().map(&mut Fresh);
+    let fresh = module.clone().map(&mut Fresh::<B, C>(PhantomData));
     let again: Again<B> = Box::new(move |inputs, grad| {
-        let leaves: Vec<Tracked<B, C>> = inputs
-            .into_iter()
-            .map(|(input, wanted)| {
-                let leaf = <Autodiff<B, C> as AutodiffBackend>::from_inner(input);
-                if wanted { leaf.require_grad() } else { leaf }
-            })
-            .collect();
-        let out = forward(
-            &fresh,
-            I::together(frame, &mut leaves.iter().cloned().map(dispatch::<B, C>)),
-        );
-        let out = single::<B, C>(out.apart().1);
-        if !out.is_tracked() {
-            return Grads {
-                inputs: leaves.iter().map(|_| None).collect(),
-                parameters: Vec::new(),
-            };
+        let mut sum: Option<Grads<B>> = None;
+        for piece in pieces {
+            let leaves: Vec<Tracked<B, C>> = inputs
+                .iter()
+                .map(|(input, wanted)| {
+                    let leaf = <Autodiff<B, C> as AutodiffBackend>::from_inner(piece.of::<B>(input));
+                    if *wanted { leaf.require_grad() } else { leaf }
+                })
+                .collect();
+            let grad = piece.of::<B>(&grad);
+            let found = through::<B, C, M, I, O>(&fresh, &leaves, piece.frame, grad, &forward, &nodes);
+            match (&mut sum, &piece.range) {
+                (Some(sum), Some(range)) => sum.add(found, range, &inputs),
+                (sum, Some(range)) => {
+                    let mut first = Grads::default();
+                    first.inputs.resize_with(inputs.len(), || None);
+                    first.add(found, range, &inputs);
+                    *sum = Some(first);
+                }
+                (sum, None) => *sum = Some(found),
+            }
         }
-        let grad = <Autodiff<B, C> as AutodiffBackend>::from_inner(grad);
-        let seeded = Autodiff::<B, C>::float_sum(Autodiff::<B, C>::float_mul(out, grad));
-        let grads = seeded.backward();
-        let of = |(id, tensor): (ParamId, Tracked<B, C>)| Some((*nodes.get(&id)?, tensor.grad(&grads)?));
-        Grads {
-            inputs: leaves.iter().map(|leaf| leaf.grad(&grads)).collect(),
-            parameters: self::parameters::<B, C, M>(&fresh).into_iter().filter_map(of).collect(),
+        let mut sum = sum.expect("there is a piece");
+        // A node that is yet to run finds a gradient, always.
+        for (id, tensor) in self::parameters::<B, C, M>(&fresh) {
+            let missing = |node: &NodeId| sum.parameters.iter().all(|(other, _)| other != node);
+            if let Some(node) = nodes.get(&id).filter(|node| computed.contains(&id) && missing(node)) {
+                let zeros = zeros::<B>(tensor.shape(), &tensor.device(), tensor.dtype());
+                sum.parameters.push((*node, zeros));
+            }
         }
+        sum
     });
     let state = State {
-        inputs,
+        inputs: inputs.into_iter().map(|input| Kept::new(input, keep)).collect(),
         again: Arc::new(Mutex::new(Some(again))),
     };
-    let out = out.into_primitive();
-    let out = match guards.len() {
-        1 => finish::<B, C, 1>(guards, state, out),
-        2 => finish::<B, C, 2>(guards, state, out),
-        3 => finish::<B, C, 3>(guards, state, out),
-        4 => finish::<B, C, 4>(guards, state, out),
-        5 => finish::<B, C, 5>(guards, state, out),
-        6 => finish::<B, C, 6>(guards, state, out),
-        7 => finish::<B, C, 7>(guards, state, out),
-        8 => finish::<B, C, 8>(guards, state, out),
-        count => panic!("checkpoint: {} input tensors, at most 7 can be given", count - 1),
-    };
-    O::together(out_frame, &mut std::iter::once(dispatch::<B, C>(out)))
+    macro_rules! finish {
+        ($($count:literal)*) => {
+            match guards.len() {
+                $($count => finish::<B, C, $count>(guards, state, out),)*
+                count => panic!(
+                    "checkpoint: {count} tensors, inputs and parameters that are themselves computed; at most 24 can be given"
+                ),
+            }
+        };
+    }
+    let out = finish!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);
+    (out_frames, dispatch::<B, C>(out))
+}
+
+/// Forward through a piece, and backward.
+fn through<B, C, M, I, O>(
+    fresh: &M,
+    leaves: &[Tracked<B, C>],
+    frame: I::Frame,
+    grad: FloatTensor<B>,
+    forward: &Forward<M, I, O>,
+    nodes: &HashMap<ParamId, NodeId>,
+) -> Grads<B>
+where
+    B: SpBackend,
+    C: CheckpointStrategy,
+    M: Module,
+    I: Carried,
+    O: Carried,
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    let out = forward(
+        fresh,
+        I::together(frame, &mut leaves.iter().cloned().map(dispatch::<B, C>)),
+    );
+    let out = single::<B, C>(out.apart().1);
+    if !out.is_tracked() {
+        return Grads {
+            inputs: leaves.iter().map(|_| None).collect(),
+            parameters: Vec::new(),
+        };
+    }
+    let grad = <Autodiff<B, C> as AutodiffBackend>::from_inner(grad);
+    let seeded = Autodiff::<B, C>::float_sum(Autodiff::<B, C>::float_mul(out, grad));
+    let grads = seeded.backward();
+    let of = |(id, tensor): (ParamId, Tracked<B, C>)| Some((*nodes.get(&id)?, tensor.grad(&grads)?));
+    Grads {
+        inputs: leaves.iter().map(|leaf| leaf.grad(&grads)).collect(),
+        parameters: parameters::<B, C, M>(fresh).into_iter().filter_map(of).collect(),
+    }
+}
+
+impl<F> Piece<F> {
+    /// The piece of a tensor of all tokens.
+    fn of<B: SpBackend>(&self, whole: &FloatTensor<B>) -> FloatTensor<B> {
+        match &self.range {
+            Some(range) => select::<B, Float>(whole.clone(), TOKENS, std::slice::from_ref(range)),
+            None => whole.clone(),
+        }
+    }
+
+    /// Puts the piece of a tensor where it belongs; the first one brings the whole, of as many tokens as the inputs have.
+    fn join<B: SpBackend>(
+        &self,
+        whole: Option<FloatTensor<B>>,
+        piece: FloatTensor<B>,
+        inputs: &[FloatTensor<B>],
+    ) -> FloatTensor<B> {
+        let Some(range) = &self.range else { return piece };
+        let whole = whole.unwrap_or_else(|| {
+            let mut shape = piece.shape();
+            shape[TOKENS] = inputs[0].shape()[TOKENS];
+            zeros::<B>(shape, &piece.device(), piece.dtype())
+        });
+        match piece.shape().num_elements() {
+            0 => whole,
+            _ => B::float_slice_assign(whole, &tokens(&piece.shape(), range), piece),
+        }
+    }
+}
+
+/// These tokens of a tensor, with all else.
+fn tokens(shape: &Shape, range: &Range<usize>) -> Vec<Slice> {
+    let all = |dim: usize| if dim == TOKENS { range.clone() } else { 0..shape[dim] };
+    (0..shape.num_dims()).map(all).map(Slice::from).collect()
 }
 
 /// Compute-bound, so that Burn's own gradient checkpointing never runs the collectives within on one rank only.
@@ -221,6 +330,11 @@ where
     }
 }
 
+/// Whether a tracked tensor is where gradients end.
+fn is_leaf<B: SpBackend, C: CheckpointStrategy>(tensor: &Tracked<B, C>) -> bool {
+    Autodiff::<B, C>::float_is_require_grad(tensor)
+}
+
 /// The tracked float parameters, in the module's order.
 fn parameters<B, C, M>(module: &M) -> Vec<(ParamId, Tracked<B, C>)>
 where
@@ -236,8 +350,9 @@ where
         DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
     {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if param.is_require_grad() {
-                self.0.push((param.id, primitive::<B, C>(param.val().into_dispatch())));
+            let tensor = primitive::<B, C>(param.val().into_dispatch());
+            if tensor.is_tracked() {
+                self.0.push((param.id, tensor));
             }
         }
     }
@@ -248,12 +363,15 @@ where
 }
 
 /// The parameters, each a leaf of its own.
-struct Fresh;
+struct Fresh<B, C>(PhantomData<(B, C)>);
 
-impl ModuleMapper for Fresh {
+impl<B: SpBackend, C: CheckpointStrategy> ModuleMapper for Fresh<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|tensor| {
-            let tracked = tensor.is_require_grad();
+            let tracked = primitive::<B, C>(tensor.clone().into_dispatch()).is_tracked();
             let tensor = tensor.detach();
             if tracked { tensor.require_grad() } else { tensor }
         })

@@ -1,0 +1,164 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::{Float, Tensor};
+use burn_sp_comm::{Parts, Site, raise};
+
+use super::ParamLayouts;
+use super::sharded::{column, flat_layout};
+use crate::{
+    SpDevice, SpKind,
+    tensor::{Place, Transition},
+};
+
+/// Cuts every parameter into flat parts, one a rank of those that hold the same, and leaves this rank its own
+/// (stage 3 of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020; fully
+/// sharded data parallelism). Gradients and the optimizer's state are then of parts too.
+///
+/// The result has the type, names and ids of the module, but its parameters have other shapes: it can be trained, clipped
+/// and updated as it is, and [`ParamShards::gather`] makes it one that can compute. `layouts` are those of the whole
+/// module; the parts have [their own](ParamShards::layouts). A parameter of fewer elements than ranks stays whole.
+///
+/// The optimizer must treat elements one by one, as SGD, Adam and AdamW do.
+///
+/// # Example
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+/// use burn_sp::train::{checkpoint, shard_parameters};
+///
+/// let config = LaunchConfig::new(MeshShape::ulysses(2));
+/// launch(&config, &Device::flex().autodiff(), |device: SpDevice| {
+///     let linear = device.seeded(1, |device| LinearConfig::new(4, 4).init(device));
+///     let (linear, shards) = shard_parameters(linear, &device, &ParamLayouts::replicated());
+///     assert_eq!(linear.num_params(), (16 + 4) / 2);
+///
+///     // Gathered here and again in backward, and gone in between.
+///     let x = Tensor::<2>::ones([3, 4], device.device());
+///     let own = shards.clone();
+///     let y = checkpoint(&linear, x, move |linear: &Linear, x| own.gather(linear).forward(x));
+///     let grads = y.sum().backward();
+///     // This rank's part of the gradient, summed over the ranks.
+///     assert_eq!(linear.weight.val().grad(&grads).unwrap().dims(), [8, 1]);
+/// })?;
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
+#[track_caller]
+pub fn shard_parameters<M: Module>(module: M, device: &SpDevice, layouts: &ParamLayouts) -> (M, ParamShards) {
+    let mut cutter = Cutter {
+        device,
+        whole: layouts,
+        layouts: layouts.clone(),
+        cuts: HashMap::new(),
+        site: Site::here(),
+    };
+    let module = module.map(&mut cutter);
+    let shards = ParamShards {
+        cuts: Arc::new(cutter.cuts),
+        layouts: Arc::new(cutter.layouts),
+    };
+    (module, shards)
+}
+
+/// The parameters that ranks share out between them; made by [`shard_parameters`]. The default has none.
+#[derive(Clone, Debug, Default)]
+pub struct ParamShards {
+    cuts: Arc<HashMap<ParamId, Cut>>,
+    layouts: Arc<ParamLayouts>,
+}
+
+/// How a parameter was cut.
+#[derive(Debug)]
+struct Cut {
+    /// On this rank, before it was cut.
+    shape: Vec<usize>,
+    gather: Transition,
+}
+
+impl ParamShards {
+    /// The layouts of the parts: what [`sum_gradients`](super::sum_gradients) and
+    /// [`clip_by_global_norm`](super::clip_by_global_norm) need to know. The gradient of a part is already the sum over
+    /// the ranks.
+    pub fn layouts(&self) -> &ParamLayouts {
+        &self.layouts
+    }
+
+    /// The module, or a part of it, with its parameters whole: one all-gather each. Differentiable, the gradients are
+    /// reduce-scattered. With no parameter shared out it is the module itself.
+    ///
+    /// A graph keeps whole what it needs of the parameters. Inside [`checkpoint`](super::checkpoint()) that graph does not
+    /// outlive the part: they are gathered for forward, once more for backward, and freed.
+    ///
+    /// # Panics
+    /// If another rank does something else meanwhile (in a launched rank: every rank fails with a report).
+    pub fn gather<M: Module>(&self, module: &M) -> M {
+        let module = module.clone();
+        if self.cuts.is_empty() {
+            return module;
+        }
+        module.map(&mut Gather { cuts: &self.cuts })
+    }
+}
+
+struct Cutter<'a> {
+    device: &'a SpDevice,
+    whole: &'a ParamLayouts,
+    layouts: ParamLayouts,
+    cuts: HashMap<ParamId, Cut>,
+    site: Site,
+}
+
+impl ModuleMapper for Cutter<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, mesh) = (param.id, self.device.mesh());
+        let axes = self.whole.replicated_axes(id, mesh);
+        let comm = mesh.group(&axes).unwrap_or_else(|error| raise(error));
+        let shape = param.dims();
+        let length: usize = shape.iter().product();
+        if comm.size() == 1 || length < comm.size() {
+            return param;
+        }
+        let parts = Parts::contiguous(length, comm.size());
+        let own = parts.of(comm.rank())[0].clone();
+        let axes = axes.into_iter().chain(self.whole.sharded_axes(id));
+        self.layouts.list(id, flat_layout(length, axes));
+        let gather = Transition {
+            from: Place::Shard { dim: 0, parts },
+            to: Place::Replicate,
+            comm,
+            site: self.site,
+        };
+        self.cuts.insert(
+            id,
+            Cut {
+                shape: shape.to_vec(),
+                gather,
+            },
+        );
+        param.map(|whole| {
+            let (tracked, place, dtype) = (whole.is_require_grad(), whole.device(), whole.dtype());
+            let flat = whole.detach().reshape([length]).narrow(0, own.start, own.len());
+            let part = flat.reshape(column::<D>(own.len()));
+            // Through data: a slice would be a view of the whole.
+            Tensor::from_data(part.into_data(), (&place, dtype)).set_require_grad(tracked)
+        })
+    }
+}
+
+struct Gather<'a> {
+    cuts: &'a HashMap<ParamId, Cut>,
+}
+
+impl ModuleMapper for Gather<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.cuts.get(&param.id) {
+            Some(cut) => param.map(|part| {
+                let whole = Float::transition(part, cut.gather.clone());
+                whole.reshape(<[usize; D]>::try_from(cut.shape.as_slice()).expect("the rank of the parameter"))
+            }),
+            None => param,
+        }
+    }
+}
