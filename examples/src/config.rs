@@ -71,8 +71,16 @@ pub struct TrainConfig {
     pub heads: usize,
     pub kv_heads: usize,
     pub ffn: usize,
+    pub window: Option<usize>,
     pub dropout: f64,
     pub attention_dropout: f64,
+    /// Whether the model is tried on held-out text in the end.
+    #[serde(skip, default = "yes")]
+    pub validate: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 pub(crate) fn refuse<T>(line: impl Display) -> Result<T, InputError> {
@@ -298,9 +306,13 @@ impl TrainFlags {
             heads,
             kv_heads,
             ffn,
+            window,
             dropout,
             attention_dropout,
         } = self.model;
+        if window == Some(0) {
+            return refuse("--window 0: a token sees itself at least; use 1, or leave it out");
+        }
         let shape = shape.unwrap_or_default();
         let hidden = at_least_one("--hidden", hidden, 256)?;
         let heads = at_least_one("--heads", heads, 8)?;
@@ -321,7 +333,7 @@ impl TrainFlags {
                 kv_heads,
                 head_dim: hidden / heads,
                 element_bytes: ELEMENT_BYTES,
-                mask: Mask::Causal,
+                mask: mask(window),
             };
             MeshShape::choose(run.ranks, &workload, &Links::threads())
         })?;
@@ -348,8 +360,10 @@ impl TrainFlags {
             heads,
             kv_heads,
             ffn: at_least_one("--ffn", ffn, wide)?,
+            window,
             dropout: dropout.unwrap_or(0.0),
             attention_dropout: attention_dropout.unwrap_or(0.0),
+            validate: true,
         };
         match config.model().problem() {
             Some(problem) => refuse(format!("model: {problem}")),
@@ -377,6 +391,11 @@ impl TrainConfig {
         }
     }
 
+    /// Which tokens a token sees.
+    pub fn mask(&self) -> Mask {
+        mask(self.window)
+    }
+
     /// The model.
     pub fn model(&self) -> TransformerConfig {
         let model = match self.shape {
@@ -390,6 +409,13 @@ impl TrainConfig {
             attention_dropout: self.attention_dropout,
             ..model
         }
+    }
+}
+
+fn mask(window: Option<usize>) -> Mask {
+    match window {
+        Some(size) => Mask::Window { size, sink: 0 },
+        None => Mask::Causal,
     }
 }
 

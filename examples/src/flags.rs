@@ -198,6 +198,10 @@ pub struct ModelFlags {
     #[arg(long, value_name = "N")]
     pub ffn: Option<usize>,
 
+    /// Tokens that a token sees: itself and those before it [default: all before it]
+    #[arg(long, value_name = "N")]
+    pub window: Option<usize>,
+
     /// Share of elements dropped in training [default: 0]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub dropout: Option<f64>,

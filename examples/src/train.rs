@@ -99,7 +99,7 @@ fn build(config: &TrainConfig) -> Transformer {
 /// What a rank brings home.
 struct Outcome {
     steps: Vec<Step>,
-    validation_loss: f64,
+    validation_loss: Option<f64>,
     figures: Figures,
 }
 
@@ -166,7 +166,7 @@ impl Rank<'_> {
         let traffic = self.device.mesh().world().statistics();
         Outcome {
             steps,
-            validation_loss: self.validate(&model),
+            validation_loss: self.config.validate.then(|| self.validate(&model)),
             figures: self.meter.finish(traffic),
         }
     }
@@ -233,9 +233,9 @@ impl Rank<'_> {
     fn options(&self, dropout: Option<DropoutKey>) -> ForwardOptions {
         ForwardOptions {
             kv: self.run.kv_move(),
+            mask: self.config.mask(),
             dropout,
             memory: self.config.memory(self.shards.clone()),
-            ..ForwardOptions::default()
         }
     }
 
@@ -307,7 +307,7 @@ fn report(config: &TrainConfig, outcomes: Vec<Outcome>) -> Report {
         .collect();
     // Losses are the same on every rank.
     let (steps, validation_loss) = match outcomes.into_iter().next() {
-        Some(first) => (first.steps, Some(first.validation_loss)),
+        Some(first) => (first.steps, first.validation_loss),
         None => (Vec::new(), None),
     };
     let median = median_seconds(&steps);

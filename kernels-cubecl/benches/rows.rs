@@ -12,11 +12,14 @@ use std::{
 
 use burn::{
     nn::{DropoutConfig, LayerNormConfig, RmsNormConfig},
-    tensor::{Device, Distribution, Tensor, activation::silu},
+    tensor::{
+        Device, Distribution, Tensor,
+        activation::{gelu_approximate, silu},
+    },
 };
 use criterion::Criterion;
 use kernels_cubecl::{
-    DropoutSpec, Positions, RotaryStyle, dropout, layer_norm, residual_layer_norm, rms_norm, rotary, swiglu,
+    DropoutSpec, Positions, RotaryStyle, dropout, gelu, layer_norm, residual_layer_norm, rms_norm, rotary, swiglu,
 };
 
 // Fresh pages from the system cost several times the copy of their bytes; this allocator keeps its pages.
@@ -252,6 +255,17 @@ fn elementwise(bench: &mut Bench) {
     });
     bench.run("swiglu, fwd+bwd, burn", 8, || {
         forward_backward(&x_tracked, &seed, |x| silu(x) * tracked_up.clone())
+    });
+
+    bench.run("gelu, fwd, ours", 2, || {
+        black_box(gelu(x.clone()));
+    });
+    bench.run("gelu, fwd, burn", 2, || {
+        black_box(gelu_approximate(x.clone()));
+    });
+    bench.run("gelu, fwd+bwd, ours", 5, || forward_backward(&x_tracked, &seed, gelu));
+    bench.run("gelu, fwd+bwd, burn", 5, || {
+        forward_backward(&x_tracked, &seed, gelu_approximate)
     });
 
     let spec = spec(rows);

@@ -92,6 +92,12 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as FusedOps>::swiglu(gate.into_dispatch(), up.into_dispatch()))
 }
 
+/// GELU by its tanh approximation, `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` (Hendrycks and Gimpel,
+/// arXiv 1606.08415): that of GPT-2, and PyTorch's `gelu(x, approximate="tanh")`. Keeps only its input for backward.
+pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as FusedOps>::gelu_tanh(x.into_dispatch()))
+}
+
 /// Rotary position embedding; keeps nothing of `x` for backward.
 ///
 /// # Shapes

@@ -145,6 +145,12 @@ pub trait Kernels: Backend {
         grad: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, elementwise; no finite `x` overflows.
+    fn gelu_tanh_forward(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `dx` of [`gelu_tanh_forward`](Self::gelu_tanh_forward).
+    fn gelu_tanh_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// Rotates pairs of the last dimension by angles given as cosines and sines; `inverse` turns the other way,
     /// which is also the gradient.
     ///

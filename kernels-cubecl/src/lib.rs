@@ -9,6 +9,8 @@ mod dropout;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;
+#[cfg(any(feature = "flex", feature = "cube"))]
+mod gelu;
 mod kernels;
 mod mask;
 mod ops;

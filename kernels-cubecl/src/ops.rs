@@ -48,6 +48,9 @@ pub trait FusedOps: Backend {
     /// See [`swiglu`](crate::swiglu).
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// See [`gelu`](crate::gelu()).
+    fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// See [`rotary`](crate::rotary).
     fn rotary_embedding(
         x: FloatTensor<Self>,
@@ -112,6 +115,10 @@ macro_rules! forward_only {
 
                 fn swiglu(gate: Float, up: Float) -> Float {
                     Self::swiglu_forward(gate, up)
+                }
+
+                fn gelu_tanh(x: Float) -> Float {
+                    Self::gelu_tanh_forward(x)
                 }
 
                 fn rotary_embedding(x: Float, cos: Float, sin: Float, style: RotaryStyle) -> Float {

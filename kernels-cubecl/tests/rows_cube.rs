@@ -39,6 +39,8 @@ mod backend {
 mod cross_entropy;
 #[path = "rows/dropout.rs"]
 mod dropout;
+#[path = "rows/gelu.rs"]
+mod gelu;
 #[path = "rows/layouts.rs"]
 mod layouts;
 #[path = "rows/norms.rs"]

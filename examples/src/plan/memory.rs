@@ -32,6 +32,9 @@ pub(super) struct Step<'a> {
     pub block: u64,
     pub mlp: u64,
     head: u64,
+    /// Of these, what ranks of `tp` hold alike: in a block, and elsewhere.
+    pub alike_in_block: u64,
+    pub alike_elsewhere: u64,
 }
 
 /// A share of `count`, of the rank that has most.
@@ -83,6 +86,13 @@ impl<'a> Step<'a> {
             ups,
             classes,
             mlp,
+            alike_in_block: 2 * (norm + bias(hidden))
+                + if kv_heads * tp as u64 > model.kv_heads as u64 {
+                    2 * (hidden * kv + bias(kv))
+                } else {
+                    0
+                },
+            alike_elsewhere: positions + norm,
             embedding: classes * hidden + positions,
             block: 2 * norm + attention + mlp,
             head: head + norm,
@@ -151,6 +161,10 @@ impl<'a> Step<'a> {
         let gathers = self.config.shard == Shard::Parameters && self.replicas() > 1;
         let mut grads = Grads::default();
         let mut whole_weights = Vec::new();
+        if gathers {
+            // Burn's embedding keeps its weights for backward.
+            whole_weights.push(walk.alloc(Buffers, self.embedding));
+        }
         // Rotary tables, token ids and labels.
         let head_dim = self.model.head_dim as u64;
         let fixed = walk.alloc(Activations, self.group * head_dim + 8 * self.own);

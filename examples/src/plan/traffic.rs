@@ -1,6 +1,5 @@
 //! What a step sends and computes, forecast from the formulas of the literature.
 
-use burn_sp::attention::Mask;
 use burn_sp::layout::{AttentionWorkload, MeshShape};
 
 use super::memory::Step;
@@ -49,7 +48,7 @@ impl Step<'_> {
             kv_heads: (self.kv as usize / self.model.head_dim).max(1),
             head_dim: self.model.head_dim,
             element_bytes: ELEMENT as usize,
-            mask: Mask::Causal,
+            mask: self.config.mask(),
         }
     }
 
@@ -113,21 +112,38 @@ impl Step<'_> {
             Recompute::Blocks => 3.0,
             Recompute::None | Recompute::Attention | Recompute::AllButAttention => 2.0,
         };
-        let blocks = self.config.layers as f64 * self.block as f64;
-        let others = self.parameters() as f64 - blocks;
-        ELEMENT * (times * blocks + 2.0 * others) * self.other_replicas()
+        let blocks = self.copies(self.block, self.alike_in_block) * self.config.layers as f64;
+        // A tied embedding is gathered for each of its two uses.
+        let tied = if self.model.tie_embeddings {
+            self.classes * self.hidden
+        } else {
+            0
+        };
+        let elsewhere = self.parameters() - self.config.layers as u64 * self.block + tied;
+        ELEMENT * (times * blocks + 2.0 * self.copies(elsewhere, self.alike_elsewhere))
     }
 
     fn gradient_bytes(&self) -> f64 {
+        let alike = self.config.layers as u64 * self.alike_in_block + self.alike_elsewhere;
         match self.config.shard {
             Shard::Parameters => 0.0,
-            Shard::None | Shard::Optimizer => 2.0 * ELEMENT * self.parameters() as f64 * self.other_replicas(),
+            Shard::None | Shard::Optimizer => 2.0 * ELEMENT * self.copies(self.parameters(), alike),
         }
     }
 
-    fn other_replicas(&self) -> f64 {
-        let replicas = self.replicas() as f64;
-        (replicas - 1.0) / replicas
+    /// Of so many parameters, what a rank sends to gather them: all but its part, of those that ranks of `tp` hold alike
+    /// among more ranks.
+    fn copies(&self, parameters: u64, alike: u64) -> f64 {
+        let others = |ranks: u64| (ranks - 1) as f64 / ranks as f64;
+        let replicas = self.replicas();
+        (parameters - alike) as f64 * others(replicas) + alike as f64 * others(replicas * self.tp())
+    }
+
+    /// Keys that a token sees, the mean over the tokens.
+    fn keys_seen(&self) -> f64 {
+        let all = self.config.run.seq_len as f64;
+        let window = self.config.window.map_or(all, |window| (window as f64).min(all));
+        window - window * (window - 1.0) / (2.0 * all)
     }
 
     /// FLOP that a rank computes in a step, the mean over the ranks: 2 a parameter and token forward and 4 backward, and
@@ -139,7 +155,7 @@ impl Step<'_> {
         let mlp = self.mlp as f64 * tp;
         let attention = self.block as f64 * tp - mlp;
         let classes = (self.classes * self.hidden) as f64 * tp;
-        let pairs = (run.seq_len as f64 + 1.0) / 2.0;
+        let pairs = self.keys_seen();
         let kernel = pairs * (self.query as f64) * tp;
         let again = |of: &[Recompute]| f64::from(u8::from(of.contains(&self.config.recompute)));
         let projected = again(&[Recompute::Blocks, Recompute::Attention]);

@@ -51,6 +51,10 @@ impl<B: Kernels, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         rows::swiglu::<B, C>(gate, up)
     }
 
+    fn gelu_tanh(x: Float<B, C>) -> Float<B, C> {
+        rows::gelu::<B, C>(x)
+    }
+
     fn rotary_embedding(x: Float<B, C>, cos: Float<B, C>, sin: Float<B, C>, style: RotaryStyle) -> Float<B, C> {
         rows::rotary::<B, C>(x, cos, sin, style)
     }

@@ -41,6 +41,31 @@ pub fn swiglu<B: Kernels, C: CheckpointStrategy>(gate: Float<B, C>, up: Float<B,
     }
 }
 
+pub fn gelu<B: Kernels, C: CheckpointStrategy>(x: Float<B, C>) -> Float<B, C> {
+    #[derive(Debug)]
+    struct Gelu;
+
+    impl<B: Kernels> Backward<B, 1> for Gelu {
+        /// x.
+        type State = NodeId;
+
+        fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+            let x = checkpointer.retrieve_node_output(ops.state);
+            unary::<B, _>(ops.parents, ops.node, grads, |grad| B::gelu_tanh_backward(x, grad));
+        }
+    }
+
+    let guards = [x.node()];
+    let y = B::gelu_tanh_forward(x.primitive().clone());
+    match Gelu.prepare::<C>(guards).compute_bound().stateful() {
+        OpsKind::Tracked(mut prep) => {
+            let input = prep.checkpoint(&x);
+            prep.finish(input, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(y),
+    }
+}
+
 /// The tables are constants: they get no gradient even if they are tracked.
 pub fn rotary<B: Kernels, C: CheckpointStrategy>(
     x: Float<B, C>,

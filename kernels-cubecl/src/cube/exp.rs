@@ -1,4 +1,4 @@
-//! The exponential in every float type.
+//! The exponential, and what is made of it, in every float type.
 //!
 //! WGSL and SPIR-V have one of 32 bits at most, and what they make of 64 bits is not even refused. So that of f64 is
 //! computed here, on every device.
@@ -30,6 +30,13 @@ pub fn exp_each<A: Float, N: Size>(x: Vector<A, N>) -> Vector<A, N> {
     } else {
         x.exp()
     }
+}
+
+/// `1 / (1 + e^-x)` of each element; 0 where the exponential overflows.
+#[cube]
+pub fn sigmoid_each<A: Float, N: Size>(x: Vector<A, N>) -> Vector<A, N> {
+    let one = Vector::<A, N>::from_int(1);
+    one / (one + exp_each::<A, N>(-x))
 }
 
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`, the series of `e^r`, and `2^n` by squaring.

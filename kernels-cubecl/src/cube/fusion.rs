@@ -98,6 +98,15 @@ impl Kernels for Fused {
         (enter(dgate), enter(dup))
     }
 
+    fn gelu_tanh_forward(x: Float) -> Float {
+        enter(CubeBackend::gelu_tanh_forward(resolve_float(x)))
+    }
+
+    fn gelu_tanh_backward(x: Float, grad: Float) -> Float {
+        let [x, grad] = [x, grad].map(resolve_float);
+        enter(CubeBackend::gelu_tanh_backward(x, grad))
+    }
+
     fn rotary(x: Float, cos: Float, sin: Float, style: RotaryStyle, inverse: bool) -> Float {
         let [x, cos, sin] = [x, cos, sin].map(resolve_float);
         enter(CubeBackend::rotary(x, cos, sin, style, inverse))

@@ -100,6 +100,14 @@ impl Kernels for CubeBackend {
         rows::swiglu::backward(gate, up, grad)
     }
 
+    fn gelu_tanh_forward(x: CubeTensor) -> CubeTensor {
+        rows::gelu::forward(x)
+    }
+
+    fn gelu_tanh_backward(x: CubeTensor, grad: CubeTensor) -> CubeTensor {
+        rows::gelu::backward(x, grad)
+    }
+
     fn rotary(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, style: RotaryStyle, inverse: bool) -> CubeTensor {
         rows::rotary::rotate(x, cos, sin, style, inverse)
     }

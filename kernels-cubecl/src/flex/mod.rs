@@ -64,6 +64,14 @@ impl Kernels for Flex {
         rows::swiglu::backward(gate, up, grad)
     }
 
+    fn gelu_tanh_forward(x: Float) -> Float {
+        rows::gelu::forward(x)
+    }
+
+    fn gelu_tanh_backward(x: Float, grad: Float) -> Float {
+        rows::gelu::backward(x, grad)
+    }
+
     fn rotary(x: Float, cos: Float, sin: Float, style: RotaryStyle, inverse: bool) -> Float {
         rows::rotary::rotate(x, cos, sin, style, inverse)
     }

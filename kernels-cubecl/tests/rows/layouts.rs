@@ -2,7 +2,7 @@
 
 use burn::backend::{DispatchKindConversion, DispatchTensor, Flex, tensor::FloatTensor};
 use burn::tensor::{DType, Device, Tensor};
-use kernels_cubecl::{Kernels, RotaryStyle, layer_norm, rms_norm, swiglu};
+use kernels_cubecl::{Kernels, RotaryStyle, gelu, layer_norm, rms_norm, swiglu};
 
 use crate::{cross_entropy::cross_entropy_on, dropout::whole, support::*};
 
@@ -41,6 +41,9 @@ where
     found.push(("swiglu y", flat(B::swiglu_forward(x(), z()))));
     found.push(("swiglu dgate", flat(dgate)));
     found.push(("swiglu dup", flat(dup)));
+
+    found.push(("gelu y", flat(B::gelu_tanh_forward(x()))));
+    found.push(("gelu dx", flat(B::gelu_tanh_backward(x(), grad()))));
 
     let table = |seed| {
         raw_of::<B, 2>(tensor(
@@ -170,7 +173,9 @@ fn empty_tensors_have_gradients() {
     let x = Tensor::<2>::zeros([0, 8], &device).require_grad();
     let weight = Tensor::<1>::ones([8], &device).require_grad();
     let y = layer_norm(x.clone(), weight.clone(), weight.clone(), 1e-5);
-    let grads = swiglu(rms_norm(y, weight.clone(), 1e-5), x.clone()).sum().backward();
+    let grads = gelu(swiglu(rms_norm(y, weight.clone(), 1e-5), x.clone()))
+        .sum()
+        .backward();
     assert_eq!(x.grad(&grads).unwrap().dims(), [0, 8]);
     assert_eq!(values(weight.grad(&grads).unwrap()), [0.0; 8]);
 }

@@ -1,7 +1,7 @@
 //! RMS norm and layer norm, and what holds for their autodiff nodes as for all others.
 
 use burn::tensor::{DType, Tensor};
-use kernels_cubecl::{RotaryStyle, dropout, layer_norm, rms_norm, rotary, swiglu};
+use kernels_cubecl::{RotaryStyle, dropout, gelu, layer_norm, rms_norm, rotary, swiglu};
 
 use crate::{dropout::whole, support::*};
 
@@ -132,14 +132,17 @@ fn inputs_and_gradients_that_others_hold_stay_untouched() {
     let x = tensor(original.clone(), [4, 16], dtype, &device).require_grad();
     let weight = Tensor::<1>::ones([16], (&device, dtype));
     let table = Tensor::<2>::ones([4, 8], (&device, dtype));
-    let y = rms_norm(x.clone(), weight, 1e-5) + swiglu(x.clone(), x.clone()) + dropout(x.clone(), whole(&[4, 16], 0.5));
+    let y = rms_norm(x.clone(), weight, 1e-5)
+        + swiglu(x.clone(), x.clone())
+        + gelu(x.clone())
+        + dropout(x.clone(), whole(&[4, 16], 0.5));
     let turned = rotary(
         x.clone().reshape([1, 4, 1, 16]),
         table.clone(),
         table,
         RotaryStyle::Halves,
     );
-    // The sum's gradient reaches all four nodes as one tensor.
+    // The sum's gradient reaches all five nodes as one tensor.
     let all = y.clone() + turned.reshape([4, 16]);
     let grads = (all.clone() * 3.0).sum().backward();
     assert_eq!(values(x.clone()), original);
@@ -156,6 +159,7 @@ fn inputs_and_gradients_that_others_hold_stay_untouched() {
         );
         let losses = sum(rms_norm(x.clone(), weight, 1e-5))
             + sum(swiglu(x.clone(), x.clone()))
+            + sum(gelu(x.clone()))
             + sum(dropout(x.clone(), whole(&[4, 16], 0.5)))
             + sum(turned.reshape([4, 16]));
         values(x.grad(&losses.backward()).unwrap())

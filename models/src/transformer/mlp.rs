@@ -1,7 +1,6 @@
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::activation::gelu_approximate;
-use burn_sp::kernels::swiglu;
+use burn_sp::kernels::{gelu, swiglu};
 use burn_sp::layout::Placement;
 use burn_sp::nn::{Features, Gathered, row_linear, shard_columns, shard_rows};
 use burn_sp::train::{ParamLayouts, tiled};
@@ -31,7 +30,7 @@ impl Mlp {
             let up = x.linear(&self.up, units);
             match &self.gate {
                 Some(gate) => x.linear(gate, units).tokenwise(|gate| swiglu(gate, up.into_local())),
-                None => up.tokenwise(gelu_approximate),
+                None => up.tokenwise(gelu),
             }
         };
         row_linear(hidden, &self.down, Placement::Shard(1))

@@ -46,10 +46,13 @@ impl<B: SpBackend> Grads<B> {
             }
         }
         for (node, grad) in piece.parameters {
-            match self.parameters.iter_mut().find(|(other, _)| *other == node) {
-                Some((_, sum)) => *sum = B::float_add(sum.clone(), grad),
-                None => self.parameters.push((node, grad)),
-            }
+            // Out of the list, so that nobody else holds it and it can be added to in place.
+            let before = self.parameters.iter().position(|(other, _)| *other == node);
+            let sum = match before.map(|index| self.parameters.swap_remove(index)) {
+                Some((_, sum)) => B::float_add(sum, grad),
+                None => grad,
+            };
+            self.parameters.push((node, sum));
         }
     }
 }

@@ -8,7 +8,7 @@ use super::support::*;
 use crate::{
     checks,
     cube::{
-        exp::exp_each,
+        exp::sigmoid_each,
         launch::{empty, into_contiguous},
     },
 };
@@ -77,13 +77,6 @@ pub fn backward(gate: CubeTensor, up: CubeTensor, grad: CubeTensor) -> (CubeTens
     (dgate, dup)
 }
 
-/// `1 / (1 + e^-x)`; 0 where the exponential overflows.
-#[cube]
-fn sigmoid<A: Float, N: Size>(x: Vector<A, N>) -> Vector<A, N> {
-    let one = Vector::<A, N>::from_int(1);
-    one / (one + exp_each::<A, N>(-x))
-}
-
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn forward_kernel<F: Float, A: Float, N: Size>(
     gate: &[Vector<F, N>],
@@ -97,7 +90,7 @@ fn forward_kernel<F: Float, A: Float, N: Size>(
     }
     let gate = Vector::<A, N>::cast_from(gate[ABSOLUTE_POS]);
     let up = Vector::<A, N>::cast_from(up[ABSOLUTE_POS]);
-    y[ABSOLUTE_POS] = Vector::cast_from(gate * sigmoid::<A, N>(gate) * up);
+    y[ABSOLUTE_POS] = Vector::cast_from(gate * sigmoid_each::<A, N>(gate) * up);
 }
 
 /// With `s = sigmoid(gate)`: `dup = grad * gate * s`, `dgate = grad * up * s * (1 + gate * (1 - s))`.
@@ -118,7 +111,7 @@ fn backward_kernel<F: Float, A: Float, N: Size>(
     let gate = Vector::<A, N>::cast_from(gate[ABSOLUTE_POS]);
     let up = Vector::<A, N>::cast_from(up[ABSOLUTE_POS]);
     let grad = Vector::<A, N>::cast_from(grad[ABSOLUTE_POS]);
-    let s = sigmoid::<A, N>(gate);
+    let s = sigmoid_each::<A, N>(gate);
     dup[ABSOLUTE_POS] = Vector::cast_from(grad * (gate * s));
     dgate[ABSOLUTE_POS] = Vector::cast_from(grad * up * (s * (one + gate * (one - s))));
 }

@@ -5,6 +5,7 @@
 
 pub mod cross_entropy;
 pub mod dropout;
+pub mod gelu;
 pub mod layer_norm;
 pub mod rms_norm;
 pub mod rotary;

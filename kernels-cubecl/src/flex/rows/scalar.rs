@@ -53,6 +53,12 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Exponential; vectorises for f32.
     fn exp(self) -> Self;
+
+    /// `1 / (1 + e^-x)`; 0 where the exponential overflows.
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::ONE / (Self::ONE + (-self).exp())
+    }
 }
 
 /// A row as memory to write to.

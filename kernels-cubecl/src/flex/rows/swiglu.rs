@@ -109,16 +109,10 @@ fn backward_as<T: Scalar>(gate: Float, up: Float, grad: Float) -> (Float, Float)
     (dgate, dup.expect("built with dgate"))
 }
 
-/// `1 / (1 + e^-x)`; 0 where the exponential overflows.
-#[inline(always)]
-fn sigmoid<A: Real>(x: A) -> A {
-    A::ONE / (A::ONE + (-x).exp())
-}
-
 #[inline(always)]
 fn forward_row<A: Real>(gate: &[A], up: &[A], y: &mut [MaybeUninit<A>]) {
     for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-        y.write(gate * sigmoid(gate) * up);
+        y.write(gate * gate.sigmoid() * up);
     }
 }
 
@@ -126,7 +120,7 @@ fn forward_row<A: Real>(gate: &[A], up: &[A], y: &mut [MaybeUninit<A>]) {
 #[inline(always)]
 fn backward_row<A: Real>(gate: &[A], up: &[A], grad: &[A], dgate: &mut [MaybeUninit<A>], dup: &mut [MaybeUninit<A>]) {
     for ((((dgate, dup), &gate), &up), &grad) in dgate.iter_mut().zip(dup).zip(gate).zip(up).zip(grad) {
-        let s = sigmoid(gate);
+        let s = gate.sigmoid();
         dup.write(grad * (gate * s));
         dgate.write(grad * up * (s * (A::ONE + gate * (A::ONE - s))));
     }
