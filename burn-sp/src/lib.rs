@@ -12,7 +12,7 @@ pub use burn_sp_comm as comm;
 pub use error::Error;
 pub use kernels_cubecl as kernels;
 pub use launch::{LaunchConfig, RankDevices, initialize, launch, launch_module};
-pub use tensor::{Refusal, SpBackend, SpDevice, SpKind, SpOps, SpTensor, seeded};
+pub use tensor::{Refusal, SpBackend, SpDevice, SpKind, SpOps, SpTensor, WindowPart, seeded};
 
 /// What most programs need.
 pub mod prelude {

@@ -6,6 +6,7 @@ mod mesh;
 mod placement;
 mod split;
 mod tensor_layout;
+mod window;
 
 pub use axis::Axis;
 pub use choice::{AttentionWorkload, Links, MeshChoice};
@@ -13,3 +14,4 @@ pub use mesh::{Mesh, MeshError, MeshShape};
 pub use placement::Placement;
 pub use split::Split;
 pub use tensor_layout::Layout;
+pub use window::Window;

@@ -17,6 +17,23 @@ pub enum Split {
 }
 
 impl Split {
+    /// One range a rank; [`Contiguous`](Self::Contiguous) if they are those.
+    pub fn ranges(ranges: Vec<Range<usize>>) -> Self {
+        let filled = |range: &Range<usize>| Some(range.clone()).filter(|range| !range.is_empty());
+        let len = ranges.iter().map(|range| range.len()).sum();
+        let even = Parts::contiguous(len, ranges.len());
+        let is_even = ranges
+            .iter()
+            .enumerate()
+            .all(|(rank, range)| filled(range) == filled(&even.of(rank)[0]));
+        match is_even {
+            true => Split::Contiguous,
+            false => Split::Explicit(Parts::new(
+                ranges.iter().map(|range| filled(range).into_iter().collect()).collect(),
+            )),
+        }
+    }
+
     /// Packed documents, each of which sees only itself, under a causal mask: every document is cut into `2 * ranks`
     /// chunks, of which rank `r` owns number `r` and number `2 * ranks - 1 - r`, as [`Zigzag`](Self::Zigzag) does with
     /// the whole. So every rank has the same work, however long the documents are.
@@ -224,6 +241,15 @@ mod tests {
         let parts = Split::Zigzag.parts(8, 2);
         assert_eq!(parts.of(0), [0..2, 6..8]);
         assert_eq!(parts.of(1), [2..6]);
+    }
+
+    #[test]
+    fn ranges_may_be_contiguous() {
+        assert_eq!(Split::ranges(vec![0..2, 2..4, 4..5]), Split::Contiguous);
+        // Where a range without positions starts does not matter.
+        assert_eq!(Split::ranges(vec![0..1, 1..2, 7..7]), Split::Contiguous);
+        let uneven = Split::ranges(vec![0..1, 1..4]);
+        assert_eq!(uneven, Split::Explicit(Parts::new(vec![vec![0..1], vec![1..4]])));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod product;
 mod refusal;
 mod sp_tensor;
 mod transition;
+mod windowed;
 
 pub use backend::SpBackend;
 pub use device::{SpDevice, seeded};
@@ -18,6 +19,7 @@ pub use kind::SpKind;
 pub use ops::SpOps;
 pub use refusal::Refusal;
 pub use sp_tensor::SpTensor;
+pub use windowed::WindowPart;
 
 pub(crate) use kind::{Underway, exchange, place, select};
 pub(crate) use product::{by_rows, product, rows, zeros};

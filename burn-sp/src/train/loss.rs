@@ -32,7 +32,7 @@ impl LossShare {
     pub fn new<const D: usize>(terms: SpTensor<D>, count: u64) -> Self {
         terms.refuse_partial("LossShare::new");
         let (local, layout, mesh) = terms.into_parts();
-        Self::from_local_sum(local.sum().div_scalar(count.max(1) as f64), &layout, mesh)
+        Self::from_local_sum(local.sum().mul_scalar(1.0 / count.max(1) as f64), &layout, mesh)
     }
 
     /// The mean over all elements.

@@ -24,6 +24,7 @@ use crate::{
 ///
 /// # Example
 /// ```
+/// use burn::module::Module;
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::tensor::{Device, Tensor};
 /// use burn_sp::prelude::*;

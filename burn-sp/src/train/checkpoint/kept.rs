@@ -30,7 +30,14 @@ impl<B: SpBackend> Kept<B> {
         let device = tensor.device();
         let data = try_read_sync(B::float_into_data(tensor)).expect("this platform waits for its device");
         match data {
-            Ok(data) => Kept::Host(data, device),
+            // Copied once more: what was read may be a view of a transfer buffer, of which a device has not many.
+            Ok(data) => {
+                let bytes = data.as_bytes().to_vec();
+                Kept::Host(
+                    TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype()),
+                    device,
+                )
+            }
             Err(error) => panic!("checkpoint: an input could not be read from {device:?}: {error}"),
         }
     }

@@ -74,12 +74,12 @@ where
         frame: frame.clone(),
         range: None,
     }];
-    match record(module, whole, &tensors, &forward, keep) {
-        Some((frames, out)) => {
+    match record(module, whole, tensors, &forward, keep) {
+        Ok((frames, out)) => {
             let frame = frames.into_iter().next().expect("of the one piece");
             O::together(frame, &mut std::iter::once(out))
         }
-        None => forward(module, I::together(frame, &mut tensors.into_iter())),
+        Err(tensors) => forward(module, I::together(frame, &mut tensors.into_iter())),
     }
 }
 
@@ -92,14 +92,18 @@ struct Piece<F> {
     range: Option<Range<usize>>,
 }
 
-/// The node of the graph, on the backend that the tensors are on; none if that keeps no graph.
+/// What a node makes: what frames the output of each piece, and the output of all.
+type Made<O> = (Vec<<O as Carried>::Frame>, DispatchTensor);
+
+/// The node of the graph, on the backend that the tensors are on; the tensors, if that keeps no graph. It takes them, so
+/// that what it moves elsewhere is not held here.
 fn record<M, I, O>(
     module: &M,
     pieces: Vec<Piece<I::Frame>>,
-    tensors: &[DispatchTensor],
+    tensors: Vec<DispatchTensor>,
     forward: &Forward<M, I, O>,
     keep: Keep,
-) -> Option<(Vec<O::Frame>, DispatchTensor)>
+) -> Result<Made<O>, Vec<DispatchTensor>>
 where
     M: Module + 'static,
     I: Carried,
@@ -108,10 +112,10 @@ where
     macro_rules! try_on {
         ($backend:ty, $strategy:ty) => {
             if tensors.iter().any(is_on::<$backend, $strategy>) {
-                return Some(node::record::<$backend, $strategy, M, I, O>(
+                return Ok(node::record::<$backend, $strategy, M, I, O>(
                     module,
                     pieces,
-                    tensors.to_vec(),
+                    tensors,
                     forward.clone(),
                     keep,
                 ));
@@ -128,7 +132,7 @@ where
         try_on!(burn_cubecl::Cube, NoCheckpointing);
         try_on!(burn_cubecl::Cube, BalancedCheckpointing);
     }
-    None
+    Err(tensors)
 }
 
 /// Whether a tensor is on this autodiff backend; the only place that asks. Burn's dispatch is closed, so this list of

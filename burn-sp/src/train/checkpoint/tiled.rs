@@ -69,13 +69,18 @@ pub fn tiled<const D: usize, const E: usize, M: Module + 'static>(
         };
         Arc::new(checked)
     };
-    let tensors = [local.clone().into_dispatch()];
-    let (shape, out) = match record(module, pieces, &tensors, &forward, Keep::Device) {
-        Some((frames, out)) => {
+    let (shape, out) = match record(
+        module,
+        pieces,
+        vec![local.clone().into_dispatch()],
+        &forward,
+        Keep::Device,
+    ) {
+        Ok((frames, out)) => {
             let (tile, _) = &frames[0];
             (tile.shape().to_vec(), Tensor::<E>::from_dispatch(out))
         }
-        None => {
+        Err(_) => {
             let tile = |(range, layout): (Range<usize>, Layout)| {
                 let tokens = local.clone().narrow(TOKENS, range.start, range.len());
                 forward(module, SpTensor::checked(OP, tokens, layout, mesh.clone()))

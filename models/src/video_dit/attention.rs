@@ -1,0 +1,140 @@
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::{DType, Tensor};
+use burn_sp::attention::{AttentionOptions, Mask, attention};
+use burn_sp::layout::{Axis, Layout, Placement};
+use burn_sp::nn::{Features, Gathered, RmsNorm, row_linear, shard_columns, shard_rows};
+use burn_sp::train::ParamLayouts;
+use burn_sp::{SpDevice, SpTensor};
+
+use super::VideoRotary;
+
+/// Attention whose queries and keys are normed over their *whole* width, before they are heads: of the video to itself, or
+/// of the video to a text. Tensor parallelism may share out its heads.
+#[derive(Module, Debug)]
+pub struct VideoAttention {
+    /// Queries, `hidden -> hidden`.
+    pub query: Linear,
+    /// Keys, `hidden -> hidden`.
+    pub key: Linear,
+    /// Values, `hidden -> hidden`.
+    pub value: Linear,
+    /// Norm of the queries.
+    pub query_norm: RmsNorm,
+    /// Norm of the keys.
+    pub key_norm: RmsNorm,
+    /// Back to the residual stream, `hidden -> hidden`.
+    pub output: Linear,
+    /// Heads, of all ranks.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl VideoAttention {
+    /// The heads of attention of the video to itself, before [`row_linear`] with the output layer.
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, hidden]`, and so is the result
+    #[track_caller]
+    pub fn attend(&self, x: SpTensor<3>, rotary: &VideoRotary, options: &AttentionOptions) -> SpTensor<3> {
+        let (q, k, v) = {
+            let x = Gathered::new(x);
+            (self.queries(&x), self.keys(&x), self.values(&x))
+        };
+        let turn = |x: SpTensor<4>| x.tokenwise(|x| rotary.apply(x));
+        self.features().merge_units(attention(turn(q), turn(k), v, options))
+    }
+
+    /// Attention of the video to a text that every rank has whole.
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, hidden]`, and so is the result; `text`: `[batch, text tokens, hidden]`
+    #[track_caller]
+    pub fn forward_text(&self, x: SpTensor<3>, text: SpTensor<3>) -> SpTensor<3> {
+        let q = self.queries(&Gathered::new(x));
+        let (k, v) = {
+            let text = Gathered::new(text);
+            (self.keys(&text), self.values(&text))
+        };
+        let options = AttentionOptions {
+            mask: Mask::Full,
+            ..AttentionOptions::default()
+        };
+        let heads = self.features().merge_units(attention(q, k, v, &options));
+        row_linear(heads, &self.output, Placement::Shard(1))
+    }
+
+    /// This rank's heads; see [`VideoDit::shard`](super::VideoDit::shard).
+    pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
+        let heads = self.features();
+        Self {
+            query: shard_columns(self.query, heads, device, layouts),
+            key: shard_columns(self.key, heads, device, layouts),
+            value: shard_columns(self.value, heads, device, layouts),
+            output: shard_rows(self.output, heads, device, layouts),
+            query_norm: shard_norm(self.query_norm, heads, device, layouts),
+            key_norm: shard_norm(self.key_norm, heads, device, layouts),
+            ..self
+        }
+    }
+
+    fn features(&self) -> Features {
+        Features::sharded(self.heads, self.head_dim)
+    }
+
+    fn queries(&self, x: &Gathered) -> SpTensor<4> {
+        let q = x.linear(&self.query, self.features());
+        self.features().split_units(norm(&self.query_norm, q, self.features()))
+    }
+
+    fn keys(&self, x: &Gathered) -> SpTensor<4> {
+        let k = x.linear(&self.key, self.features());
+        self.features().split_units(norm(&self.key_norm, k, self.features()))
+    }
+
+    fn values(&self, x: &Gathered) -> SpTensor<4> {
+        let v = x.linear(&self.value, self.features());
+        self.features().split_units(v)
+    }
+}
+
+/// The norm of all features, of which tensor parallelism may have shared out the input's and the weight's: then ranks add
+/// up their sums of squares.
+#[track_caller]
+fn norm(norm: &RmsNorm, x: SpTensor<3>, features: Features) -> SpTensor<3> {
+    if !features.is_split(x.mesh()) {
+        return x.tokenwise(|x| norm.forward(x));
+    }
+    let dtype = x.local().dtype();
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let x = x.tokenwise(|x| x.cast(wide));
+    let squares = x.clone().mul(x.clone()).sum_dim(2);
+    // Every rank uses the inverse for other features: its gradient is partial, and this node's backward adds it up.
+    let inverse = squares.redistribute(Axis::Tp, Placement::Replicate).tokenwise(|sum| {
+        // Not a division: Burn computes the gradient of one in f32.
+        let mean = sum.mul_scalar(1.0 / features.count() as f64);
+        mean.add_scalar(norm.epsilon).sqrt().recip()
+    });
+    let gamma = norm.gamma.val();
+    let [own] = gamma.dims();
+    // Not unsqueeze, which fails on no features.
+    let gamma = gamma.reshape([own, 1, 1]).swap_dims(0, 2);
+    x.tokenwise(|x| (x * inverse.into_local()).cast(dtype) * gamma)
+}
+
+/// Keeps the weights of this rank's features, and lists them.
+fn shard_norm(norm: RmsNorm, features: Features, device: &SpDevice, layouts: &mut ParamLayouts) -> RmsNorm {
+    if !features.is_split(device.mesh()) {
+        return norm;
+    }
+    let layout = features.on(Layout::replicated(norm.gamma.dims()), 0, device.mesh());
+    layouts.list(norm.gamma.id, layout.clone());
+    let gamma = norm.gamma.map(|whole| {
+        let (tracked, place, dtype) = (whole.is_require_grad(), whole.device(), whole.dtype());
+        let own = device.distribute(whole.detach(), &layout).into_local();
+        // Through data: a slice would be a view of the whole.
+        Tensor::from_data(own.into_data(), (&place, dtype)).set_require_grad(tracked)
+    });
+    RmsNorm { gamma, ..norm }
+}

@@ -1,0 +1,29 @@
+//! A causal video diffusion transformer (Wan 2.1 and 2.2: Wan Team, "Wan: Open and Advanced Large-Scale Video Generative
+//! Models", arXiv 2503.20314) whose tokens may be sharded.
+//!
+//! A video is one sequence of tokens, one a patch, frame after frame. Ranks share out tokens, not frames: any number of
+//! frames works on any number of ranks. A token's frame, row and column follow from its *global* position.
+
+mod attention;
+mod block;
+mod config;
+mod embedding;
+mod frames;
+mod grid;
+mod import;
+mod input;
+mod mask;
+mod model;
+mod rotary;
+
+pub use attention::VideoAttention;
+pub use block::{VideoBlock, VideoContext};
+pub use config::VideoDitConfig;
+pub use embedding::{TextEmbedding, TimeEmbedding};
+pub use frames::FrameRuns;
+pub use grid::{VideoGrid, from_output_patches, input_patches, output_patches};
+pub use import::{ImportError, Naming};
+pub use input::VideoInput;
+pub use mask::{FrameBlocks, VideoMask};
+pub use model::{VideoDit, VideoHead, VideoOptions};
+pub use rotary::VideoRotary;

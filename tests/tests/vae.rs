@@ -1,0 +1,12 @@
+//! The causal video VAE: its layers against PyTorch's numbers and by hand, and whole clips split over ranks against one.
+
+mod common;
+
+#[path = "vae/fixture.rs"]
+mod fixture;
+#[path = "vae/layers.rs"]
+mod layers;
+#[path = "vae/models.rs"]
+mod models;
+#[path = "vae/slices.rs"]
+mod slices;
