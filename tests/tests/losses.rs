@@ -5,12 +5,12 @@ mod common;
 use burn::module::{Module, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_sp::layout::{MeshShape, Split};
+use burn_sp::layout::{Axis, Layout, MeshShape, Split};
 use burn_sp::train::{LossShare, ParamLayouts, sum_gradients, token_loss, valid_tokens};
 use burn_sp::{SpDevice, SpTensor};
 use burn_sp_models::transformer::next_token_labels;
 use burn_sp_tests::Fixture;
-use common::{f64s, mesh, ranks, sequence};
+use common::{f64s, mesh, ranks, sequence, tensor};
 
 const IGNORED: i64 = -100;
 
@@ -454,4 +454,18 @@ fn labels_of_short_sequences() {
     assert_eq!(labels(0), Vec::<i64>::new());
     assert_eq!(labels(1), [IGNORED, IGNORED]);
     assert_eq!(labels(2), [0, IGNORED, 0, IGNORED]);
+}
+
+/// Burn 0.22 computes the backward of a division by a number in f32.
+#[test]
+fn gradients_of_f64_losses_are_not_rounded() {
+    ranks(MeshShape::ulysses(2), |device| {
+        let whole = tensor(&[1.0, 2.0, 4.0], [3], DType::F64, device.device()).require_grad();
+        let layout = Layout::replicated([3]).shard(0, Axis::Ulysses, Split::Contiguous);
+        let terms = device.distribute(whole.clone(), &layout);
+        let held = terms.local().dims()[0];
+        let grads = LossShare::new(terms, 3).backward();
+        let grad = f64s(&whole.grad(&grads).expect("a gradient"));
+        assert_eq!(grad.iter().filter(|grad| **grad == 1.0 / 3.0).count(), held, "{grad:?}");
+    });
 }
