@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Input that cannot work, noticed before any rank starts: what, where, and what would work, in one line.
@@ -15,25 +15,11 @@ pub enum RunError {
     /// The ranks failed; all of them with this report.
     #[error(transparent)]
     Ranks(#[from] burn_sp::Error),
-    /// The run is over, but its report could not be written.
-    #[error("--report {}: {source}", path.display())]
-    Report {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The runs are over, but their page could not be written.
-    #[error("--page {}: {source}", path.display())]
-    Page {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The run is over, but its timeline could not be written.
-    #[error("--trace {}: {source}", path.display())]
-    Trace {
+    /// The work is over, but what a flag asked for could not be written.
+    #[error("{flag} {}: {source}", path.display())]
+    Output {
+        /// The flag.
+        flag: &'static str,
         /// The file.
         path: PathBuf,
         /// Why not.
@@ -53,11 +39,21 @@ pub fn exit(outcome: Result<(), RunError>) -> ExitCode {
 }
 
 impl RunError {
+    /// What becomes of an error in writing the file of a flag.
+    pub(crate) fn output(flag: &'static str, file: &Path) -> impl Fn(std::io::Error) -> Self {
+        let path = file.to_path_buf();
+        move |source| RunError::Output {
+            flag,
+            path: path.clone(),
+            source,
+        }
+    }
+
     /// What the process ends with: 2 for bad input, 1 for a run that failed.
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Input(_) => 2,
-            RunError::Ranks(_) | RunError::Report { .. } | RunError::Page { .. } | RunError::Trace { .. } => 1,
+            RunError::Ranks(_) | RunError::Output { .. } => 1,
         }
     }
 }

@@ -91,6 +91,12 @@ pub enum Keep {
     Host,
 }
 
+/// What a value is called on the command line.
+pub(crate) fn name(value: impl ValueEnum) -> String {
+    let named = value.to_possible_value().expect("no value is hidden");
+    named.get_name().into()
+}
+
 const MESH: &str = "Mesh (if no axis is given, one is chosen, and the reason printed)";
 
 const MEMORY: &str = "Memory (no loss depends on these)";

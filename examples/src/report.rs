@@ -116,14 +116,18 @@ impl Report {
             .fold(0.0, |sum, counter| sum + counter.seconds);
         communication / (seconds * self.ranks as f64)
     }
+}
 
-    /// Writes the report as JSON.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn write(&self, file: &Path) -> Result<(), RunError> {
-        write_json(self, file)
+/// What a program does with its report in the end: writes it where it was asked for, and says so.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn leave(report: &impl Serialize, file: Option<&Path>) -> Result<(), RunError> {
+    if let Some(file) = file {
+        write_json(report, file)?;
+        eprintln!("report: {}", file.display());
     }
+    Ok(())
 }
 
 /// Writes a report of any kind as JSON.
@@ -131,10 +135,7 @@ impl Report {
 /// # Errors
 /// If the file cannot be written.
 pub fn write_json(report: &impl Serialize, file: &Path) -> Result<(), RunError> {
-    let failed = |source| RunError::Report {
-        path: file.to_path_buf(),
-        source,
-    };
+    let failed = RunError::output("--report", file);
     let mut json = serde_json::to_string_pretty(report).map_err(|error| failed(error.into()))?;
     json.push('\n');
     std::fs::write(file, json).map_err(failed)

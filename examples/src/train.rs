@@ -66,9 +66,12 @@ pub fn train_on(config: &TrainConfig, text: &Text, progress: &Progress) -> Resul
             },
         };
         let (model, layouts) = model.shard(&device);
-        let (model, shards) = match config.shard {
-            Shard::Parameters => shard_parameters(model, &device, &layouts),
-            Shard::None | Shard::Optimizer => (model, ParamShards::default()),
+        let (model, layouts, shards) = match config.shard {
+            Shard::Parameters => {
+                let (model, shards) = shard_parameters(model, &device, &layouts);
+                (model, shards.layouts().clone(), shards)
+            }
+            Shard::None | Shard::Optimizer => (model, layouts, ParamShards::default()),
         };
         let meter = Meter::new(gauge, model.num_params() * PARAMETER_BYTES);
         Rank {
@@ -77,10 +80,7 @@ pub fn train_on(config: &TrainConfig, text: &Text, progress: &Progress) -> Resul
             config,
             run,
             text,
-            layouts: match config.shard {
-                Shard::Parameters => shards.layouts().clone(),
-                Shard::None | Shard::Optimizer => layouts,
-            },
+            layouts,
             shards,
             optimizer: Optimizer::new(config),
         }

@@ -14,7 +14,7 @@ use burn_sp_models::transformer::{ForwardOptions, Transformer, TransformerConfig
 use burn_sp_tests::{
     Comparison, Fixture, Outcome, Values, cast, gather_gradients, gradients_by_path, parameters_by_path,
 };
-use common::{config, mesh};
+use common::{config, mesh, near};
 
 macro_rules! file {
     ($name:literal) => {
@@ -229,17 +229,6 @@ fn rows(x: &SpTensor<3>, reference: &[f64]) -> Vec<f64> {
         .iter()
         .flat_map(|b| positions.iter().flat_map(move |s| row(b, *s)).collect::<Vec<_>>())
         .collect()
-}
-
-#[track_caller]
-fn near(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!(
-            (found - expected).abs() <= tolerance,
-            "{what}[{index}]: {found}, PyTorch in f64 {expected}"
-        );
-    }
 }
 
 /// Logits, loss and every gradient against an independent f64 computation, in f32 within PyTorch's own error (with the

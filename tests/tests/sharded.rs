@@ -69,8 +69,18 @@ fn llama() -> TransformerConfig {
     TransformerConfig::llama(17, 18, 2, 3, 11)
 }
 
-/// Sums, clips and updates as a training program does, in one way or another.
 fn train(model: &TransformerConfig, shape: MeshShape, clip: Option<f64>, shared: Shared) -> Vec<Outcome> {
+    train_tiled(model, shape, clip, 1, shared)
+}
+
+/// Sums, clips and updates as a training program does, in one way or another.
+fn train_tiled(
+    model: &TransformerConfig,
+    shape: MeshShape,
+    clip: Option<f64>,
+    mlp_tiles: usize,
+    shared: Shared,
+) -> Vec<Outcome> {
     let device = Device::flex().autodiff();
     let model = seeded(&device, 5, |device| model.init(device));
     launch_module(
@@ -79,7 +89,10 @@ fn train(model: &TransformerConfig, shape: MeshShape, clip: Option<f64>, shared:
         model,
         |device: SpDevice, model: Transformer| {
             let (model, mut layouts) = model.shard(&device);
-            let mut memory = MemoryOptions::default();
+            let mut memory = MemoryOptions {
+                mlp_tiles,
+                ..MemoryOptions::default()
+            };
             let mut model = match shared {
                 Shared::Parameters(recompute) => {
                     let (model, shards) = shard_parameters(model, &device, &layouts);
@@ -166,14 +179,16 @@ fn shared_state_trains_the_same() {
 #[test]
 fn shared_parameters_train_the_same() {
     for shape in meshes() {
-        for recompute in [
-            Recompute::Blocks,
-            Recompute::None,
-            Recompute::Attention,
-            Recompute::AllButAttention,
+        // The MLP's parameters are gathered in the block, and so computed where its tiles run.
+        for (recompute, tiles) in [
+            (Recompute::Blocks, 1),
+            (Recompute::Blocks, 2),
+            (Recompute::None, 3),
+            (Recompute::Attention, 1),
+            (Recompute::AllButAttention, 2),
         ] {
-            let context = format!("{shape}, {recompute:?}");
-            let run = |config: &TransformerConfig, clip, shared| train(config, shape, clip, shared);
+            let context = format!("{shape}, {recompute:?}, {tiles} tiles");
+            let run = |config: &TransformerConfig, clip, shared| train_tiled(config, shape, clip, tiles, shared);
             let shared = Shared::Parameters(recompute);
             let whole = run(&llama(), None, Shared::Nothing);
             same(&context, &whole, &run(&llama(), None, shared), 0.0);

@@ -9,7 +9,8 @@ mod rotary;
 pub use dropout::{Dropout, DropoutKey};
 pub use norm::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
 pub use parallel::{
-    ColumnInput, Features, Gathered, parallel_embedding, row_linear, shard_columns, shard_entries, shard_rows,
+    ColumnInput, Features, Gathered, parallel_embedding, row_linear, shard_columns, shard_entries, shard_norm,
+    shard_rows,
 };
 pub(crate) use parallel::{gather_input_autodiff, multiply, parallel_linear_autodiff};
 pub use rotary::{Rotary, RotaryTable};

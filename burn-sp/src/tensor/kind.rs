@@ -174,7 +174,8 @@ impl<B: SpBackend, K: Primitive<B>, const N: usize> Underway<B, K, N> {
     }
 }
 
-fn at(tensor: &impl TensorMetadata, dim: usize, range: Range<usize>) -> Vec<Slice> {
+/// This range of a dimension, with all of the others.
+pub(crate) fn at(tensor: &impl TensorMetadata, dim: usize, range: Range<usize>) -> Vec<Slice> {
     let whole = tensor.shape();
     (0..whole.num_dims())
         .map(|d| if d == dim { range.clone() } else { 0..whole[d] })

@@ -21,6 +21,6 @@ pub use refusal::Refusal;
 pub use sp_tensor::SpTensor;
 pub use windowed::WindowPart;
 
-pub(crate) use kind::{Underway, exchange, place, select};
-pub(crate) use product::{by_rows, product, rows, zeros};
+pub(crate) use kind::{Underway, at, exchange, place, select};
+pub(crate) use product::{by_rows, own_storage, product, rows, zeros};
 pub(crate) use transition::{Place, Transition};

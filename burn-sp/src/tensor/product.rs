@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, Float, Shape, Slice};
+use burn::tensor::{DType, Float, Shape, Slice, Tensor};
 
 use super::{SpBackend, kind::select};
 
@@ -48,6 +48,12 @@ pub(crate) fn rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let rows = outer.iter().product();
     let features = *features;
     B::float_reshape(tensor, [rows, features].into())
+}
+
+/// The same elements in memory of their own, where they may be a view of others, which would live on with it.
+pub(crate) fn own_storage<const D: usize>(view: Tensor<D>) -> Tensor<D> {
+    let (device, dtype) = (view.device(), view.dtype());
+    Tensor::from_data(view.into_data(), (&device, dtype))
 }
 
 /// Zeros. Burn 0.22's own on Flex allocate twice what they need, and copy; a tensor filled with a value does not.

@@ -49,10 +49,8 @@ impl<const D: usize> SpTensor<D> {
                 self.mesh().coordinate(*axis),
                 self.one_range_each(OP, dim, parts),
             ),
-            None => (None, 0, vec![Some(0..self.global_shape()[dim])]),
+            None => (None, 0, vec![0..self.global_shape()[dim]]),
         };
-        // Who holds nothing computes nothing, wherever that is.
-        let own: Vec<_> = own.into_iter().map(Option::unwrap_or_default).collect();
         let outputs: Vec<_> = own.iter().cloned().map(|own| window.outputs(own)).collect();
         let fetched = window.fetched(&own);
         let held = fetched.of(rank)[0].clone();
@@ -128,12 +126,12 @@ impl<const D: usize> SpTensor<D> {
         }
     }
 
-    /// The one range that each rank holds, if it holds any.
+    /// The one range that each rank holds; at the start if it is empty, wherever that was.
     #[track_caller]
-    fn one_range_each(&self, operation: &'static str, dim: usize, parts: &Parts) -> Vec<Option<Range<usize>>> {
+    fn one_range_each(&self, operation: &'static str, dim: usize, parts: &Parts) -> Vec<Range<usize>> {
         let range = |rank: usize| {
             let mut ranges = parts.of(rank).iter().filter(|range| !range.is_empty());
-            let first = ranges.next().cloned();
+            let first = ranges.next().cloned().unwrap_or_default();
             if ranges.next().is_some() {
                 Refusal::new(
                     operation,

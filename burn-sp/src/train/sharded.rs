@@ -166,11 +166,18 @@ pub(super) fn flat_layout(length: usize, axes: impl Iterator<Item = Axis>) -> La
     })
 }
 
-/// The shape of a flat part that has as many dimensions as the parameter.
-pub(super) fn column<const D: usize>(length: usize) -> [usize; D] {
+/// A range of a parameter's elements, flat, in as many dimensions as the parameter has.
+pub(super) fn flat_part<const D: usize>(tensor: Tensor<D>, range: &Range<usize>) -> Tensor<D> {
     let mut shape = [1; D];
-    shape[0] = length;
-    shape
+    shape[0] = range.len();
+    if range.is_empty() {
+        return Tensor::empty(shape, (&tensor.device(), tensor.dtype()));
+    }
+    let length = tensor.dims().iter().product::<usize>();
+    tensor
+        .reshape([length])
+        .narrow(0, range.start, range.len())
+        .reshape(shape)
 }
 
 struct Cut<'a> {
@@ -183,12 +190,7 @@ impl ModuleMapper for Cut<'_> {
         param.map(|tensor| {
             let tensor = tensor.inner();
             let part = match own {
-                Some(range) if range.is_empty() => Tensor::empty(column::<D>(0), (&tensor.device(), tensor.dtype())),
-                Some(range) => {
-                    let length = tensor.dims().iter().product::<usize>();
-                    let flat = tensor.reshape([length]).narrow(0, range.start, range.len());
-                    flat.reshape(column::<D>(range.len()))
-                }
+                Some(range) => flat_part(tensor, range),
                 None => tensor,
             };
             // Burn's optimizers update autodiff tensors only.

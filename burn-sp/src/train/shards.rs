@@ -6,10 +6,10 @@ use burn::tensor::{Float, Tensor};
 use burn_sp_comm::{Parts, Site, raise};
 
 use super::ParamLayouts;
-use super::sharded::{column, flat_layout};
+use super::sharded::{flat_layout, flat_part};
 use crate::{
     SpDevice, SpKind,
-    tensor::{Place, Transition},
+    tensor::{Place, Transition, own_storage},
 };
 
 /// Cuts every parameter into flat parts, one a rank of those that hold the same, and leaves this rank its own
@@ -139,11 +139,8 @@ impl ModuleMapper for Cutter<'_> {
             },
         );
         param.map(|whole| {
-            let (tracked, place, dtype) = (whole.is_require_grad(), whole.device(), whole.dtype());
-            let flat = whole.detach().reshape([length]).narrow(0, own.start, own.len());
-            let part = flat.reshape(column::<D>(own.len()));
-            // Through data: a slice would be a view of the whole.
-            Tensor::from_data(part.into_data(), (&place, dtype)).set_require_grad(tracked)
+            let tracked = whole.is_require_grad();
+            own_storage(flat_part(whole.detach(), &own)).set_require_grad(tracked)
         })
     }
 }

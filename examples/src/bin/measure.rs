@@ -6,6 +6,7 @@ use burn_sp_examples::flags;
 use burn_sp_examples::measure::{MeasureFlags, measure, table, write_page};
 use burn_sp_examples::memory::Tracking;
 use burn_sp_examples::progress::Progress;
+use burn_sp_examples::report::leave;
 use burn_sp_examples::{RunError, exit, trace::traced};
 
 #[global_allocator]
@@ -27,10 +28,6 @@ fn run() -> Result<(), RunError> {
             "page: {} (a browser shows it, also without a network)",
             config.page.display()
         );
-        if let Some(file) = &flags.train.run.report {
-            measurement.write(file)?;
-            eprintln!("report: {}", file.display());
-        }
-        Ok(())
+        leave(&measurement, flags.train.run.report.as_deref())
     })
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use burn_sp_examples::flags;
 use burn_sp_examples::progress::Progress;
+use burn_sp_examples::report::leave;
 use burn_sp_examples::spatial_temporal::{SpatialTemporalFlags, train};
 use burn_sp_examples::{RunError, exit, trace::traced};
 
@@ -18,10 +19,6 @@ fn run() -> Result<(), RunError> {
     traced(flags.run.trace.as_deref(), || {
         let outcome = train(&config, &Progress::new(config.run.steps))?;
         println!("{}", outcome.summary());
-        if let Some(file) = &flags.run.report {
-            outcome.report.write(file)?;
-            eprintln!("report: {}", file.display());
-        }
-        Ok(())
+        leave(&outcome.report, flags.run.report.as_deref())
     })
 }

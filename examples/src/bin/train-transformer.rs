@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use burn_sp_examples::flags::{self, TrainFlags};
 use burn_sp_examples::memory::Tracking;
 use burn_sp_examples::progress::Progress;
+use burn_sp_examples::report::leave;
 use burn_sp_examples::{RunError, exit, summary::summary, trace::traced, train::train};
 
 #[global_allocator]
@@ -21,10 +22,6 @@ fn run() -> Result<(), RunError> {
     traced(flags.run.trace.as_deref(), || {
         let outcome = train(&config, &Progress::new(config.run.steps))?;
         println!("{}", summary(&outcome));
-        if let Some(file) = &flags.run.report {
-            outcome.write(file)?;
-            eprintln!("report: {}", file.display());
-        }
-        Ok(())
+        leave(&outcome, flags.run.report.as_deref())
     })
 }

@@ -190,21 +190,13 @@ impl MeasureFlags {
                 }
                 meshes.clone()
             }
-            None if axes.iter().any(|(_, ranks)| ranks.is_some()) => {
-                let length = self.seq_lens()?[0];
-                let flags = TrainFlags {
-                    run: RunFlags {
-                        seq_len: Some(length),
-                        ..run.clone()
-                    },
-                    ..self.train.clone()
-                };
-                vec![MeshFlag::default(), MeshFlag(flags.resolve()?.run.mesh())]
-            }
             None => {
-                let ranks = at_least_one("--ranks", run.ranks, 2)?;
-                let split = [MeshShape::ulysses, MeshShape::ring, MeshShape::tp].map(|axis| MeshFlag(axis(ranks)));
-                [MeshFlag::default()].into_iter().chain(split).collect()
+                let ranks = run.ranks.unwrap_or(2);
+                let on = match run.mesh()? {
+                    Some(mesh) => vec![mesh],
+                    None => vec![MeshShape::ulysses(ranks), MeshShape::ring(ranks), MeshShape::tp(ranks)],
+                };
+                [MeshShape::default()].into_iter().chain(on).map(MeshFlag).collect()
             }
         };
         let mut meshes = Vec::new();
@@ -243,15 +235,9 @@ impl MeasureFlags {
 
     /// The flags of one run.
     fn run(&self, seq_len: usize, mesh: MeshShape) -> TrainFlags {
-        let MeshShape { dp, ring, ulysses, tp } = mesh;
-        let run = self.train.run.clone();
+        let run = self.train.run.clone().with_mesh(mesh);
         TrainFlags {
             run: RunFlags {
-                ranks: None,
-                dp: Some(dp),
-                ring: Some(ring),
-                ulysses: Some(ulysses),
-                tp: Some(tp),
                 seq_len: Some(seq_len),
                 batch: run.batch.or(Some(BATCH)),
                 steps: run.steps.or(Some(STEPS)),

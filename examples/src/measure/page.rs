@@ -16,10 +16,7 @@ use crate::RunError;
 /// # Errors
 /// If the file cannot be written.
 pub fn write_page(measurement: &Measurement, file: &Path) -> Result<(), RunError> {
-    let failed = |source| RunError::Page {
-        path: file.to_path_buf(),
-        source,
-    };
+    let failed = RunError::output("--page", file);
     let charts = charts(measurement).map_err(|error| failed(io::Error::other(error.to_string())))?;
     std::fs::write(file, page(measurement, &charts)).map_err(failed)
 }

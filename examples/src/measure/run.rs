@@ -1,13 +1,11 @@
 //! The runs, one after another, and the figures to compare them by.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{MeasureConfig, MeshFlag};
 use crate::progress::Progress;
-use crate::report::{Report, write_json};
+use crate::report::Report;
 use crate::text::Text;
 use crate::train::train_on;
 use crate::{RunError, memory};
@@ -143,13 +141,5 @@ impl Measurement {
     pub fn reference(&self) -> MeshFlag {
         let meshes = self.meshes();
         meshes[reference(&meshes)]
-    }
-
-    /// Writes all of it as JSON.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn write(&self, file: &Path) -> Result<(), RunError> {
-        write_json(self, file)
     }
 }

@@ -1,13 +1,13 @@
 //! Forecasts compared with what was measured.
 
+use burn_sp::layout::MeshShape;
 use comfy_table::Table;
 use indicatif::HumanBytes;
 use serde::{Deserialize, Serialize};
 
-use super::table::{recompute, shared};
 use super::{PlanFlags, forecast, memory::Step};
 use crate::config::TrainConfig;
-use crate::flags::{Recompute, RunFlags, Shard, TrainFlags};
+use crate::flags::{Recompute, RunFlags, Shard, TrainFlags, name};
 use crate::progress::Progress;
 use crate::summary::table;
 use crate::text::Text;
@@ -66,20 +66,21 @@ const CASES: [(&str, Recompute, Shard, usize); 20] = [
 /// One line, if a case cannot run.
 pub fn cases(flags: &PlanFlags) -> Result<Vec<TrainConfig>, InputError> {
     let case = |(axes, recompute, shard, tiles): &(&str, Recompute, Shard, usize)| {
-        let two = |axis: char| Some(if axes.contains(axis) { 2 } else { 1 });
-        let run = RunFlags {
-            ranks: None,
+        let two = |axis: char| if axes.contains(axis) { 2 } else { 1 };
+        let mesh = MeshShape {
             dp: two('d'),
             ring: two('r'),
             ulysses: two('u'),
             tp: two('t'),
+        };
+        let run = RunFlags {
             seq_len: flags.train.run.seq_len.or(Some(2048)),
             // From the second step on there are moments.
             steps: Some(2),
             ..flags.train.run.clone()
         };
         TrainFlags {
-            run,
+            run: run.with_mesh(mesh),
             recompute: Some(*recompute),
             shard: Some(*shard),
             mlp_tiles: Some(*tiles),
@@ -132,8 +133,8 @@ pub fn check_table(checked: &[Checked]) -> Table {
     for case in checked {
         table.add_row([
             case.config.run.mesh().to_string(),
-            recompute(case.config.recompute).into(),
-            shared(case.config.shard).into(),
+            name(case.config.recompute),
+            name(case.config.shard),
             case.config.mlp_tiles.to_string(),
             HumanBytes(case.forecast).to_string(),
             HumanBytes(case.measured).to_string(),

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::InputError;
 use crate::config::TrainConfig;
-use crate::flags::{Recompute, RunFlags, Shard, TrainFlags};
+use crate::flags::{Recompute, Shard, TrainFlags};
 use memory::Step;
 
 /// One way to run a configuration, and what it will take.
@@ -95,16 +95,8 @@ pub fn ways(flags: &PlanFlags) -> Result<Vec<Way>, InputError> {
         for recompute in all_or(flags.train.recompute, &RECOMPUTE) {
             for shard in all_or(flags.train.shard, &SHARD) {
                 for tiles in all_or(flags.train.mlp_tiles, &TILES) {
-                    let run = RunFlags {
-                        ranks: Some(mesh.ranks()),
-                        dp: Some(mesh.dp),
-                        ring: Some(mesh.ring),
-                        ulysses: Some(mesh.ulysses),
-                        tp: Some(mesh.tp),
-                        ..flags.train.run.clone()
-                    };
                     let way = TrainFlags {
-                        run,
+                        run: flags.train.run.clone().with_mesh(mesh),
                         recompute: Some(recompute),
                         shard: Some(shard),
                         mlp_tiles: Some(tiles),
@@ -154,12 +146,12 @@ fn all_or<T: Copy>(given: Option<T>, all: &[T]) -> Vec<T> {
 
 /// Every mesh of as many ranks; the one that is given, if an axis is.
 fn meshes(flags: &TrainFlags) -> Result<Vec<MeshShape>, InputError> {
-    let run = &flags.run;
-    if [run.dp, run.ring, run.ulysses, run.tp].iter().any(Option::is_some) {
-        return Ok(vec![flags.resolve()?.run.mesh()]);
-    }
     // Refuses what no mesh can make work.
-    let ranks = flags.resolve()?.run.ranks;
+    let run = flags.resolve()?.run;
+    if flags.run.mesh()?.is_some() {
+        return Ok(vec![run.mesh()]);
+    }
+    let ranks = run.ranks;
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     let mut meshes = Vec::new();
     for dp in divisors(ranks) {

@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
+use burn_sp::layout::Axis;
 use comfy_table::Table;
 use indicatif::{HumanBytes, HumanCount};
 
 use super::Way;
-use crate::flags::{Recompute, Shard};
+use crate::flags::{Recompute, Shard, name};
 use crate::summary::table;
 
 /// Every way, or the first of each mesh: the best, by the order of [`ways`](super::ways).
@@ -37,8 +38,8 @@ pub fn plan_table(ways: &[Way], all: bool) -> Table {
         let memory = &way.memory;
         table.add_row([
             way.mesh().to_string(),
-            recompute(way.config.recompute).into(),
-            shared(way.config.shard).into(),
+            name(way.config.recompute),
+            name(way.config.shard),
             way.config.mlp_tiles.to_string(),
             bytes(memory.total()),
             bytes(memory.parameters),
@@ -55,23 +56,6 @@ pub fn plan_table(ways: &[Way], all: bool) -> Table {
         ]);
     }
     table
-}
-
-pub(super) fn recompute(recompute: Recompute) -> &'static str {
-    match recompute {
-        Recompute::None => "none",
-        Recompute::Blocks => "blocks",
-        Recompute::Attention => "attention",
-        Recompute::AllButAttention => "all-but-attention",
-    }
-}
-
-pub(super) fn shared(shard: Shard) -> &'static str {
-    match shard {
-        Shard::None => "none",
-        Shard::Optimizer => "optimizer",
-        Shard::Parameters => "parameters",
-    }
 }
 
 /// Which to choose, and why; some lines.
@@ -125,25 +109,19 @@ pub fn recommendation(ways: &[Way], budget: Option<u64>) -> String {
 /// As the training program takes them.
 fn flags(way: &Way) -> String {
     let mesh = way.mesh();
-    let axes = [
-        ("dp", mesh.dp),
-        ("ring", mesh.ring),
-        ("ulysses", mesh.ulysses),
-        ("tp", mesh.tp),
-    ];
-    let mut flags: Vec<String> = axes
+    let mut flags: Vec<String> = Axis::ALL
         .iter()
-        .filter(|(_, ranks)| *ranks > 1)
-        .map(|(axis, ranks)| format!("--{axis} {ranks}"))
+        .filter(|axis| mesh.size(**axis) > 1)
+        .map(|axis| format!("--{axis} {}", mesh.size(*axis)))
         .collect();
     if flags.is_empty() {
         flags.push("--ranks 1".into());
     }
     if way.config.recompute != Recompute::None || way.config.shard == Shard::Parameters {
-        flags.push(format!("--recompute {}", recompute(way.config.recompute)));
+        flags.push(format!("--recompute {}", name(way.config.recompute)));
     }
     if way.config.shard != Shard::None {
-        flags.push(format!("--shard {}", shared(way.config.shard)));
+        flags.push(format!("--shard {}", name(way.config.shard)));
     }
     if way.config.mlp_tiles > 1 {
         flags.push(format!("--mlp-tiles {}", way.config.mlp_tiles));

@@ -3,7 +3,7 @@
 use burn_sp::layout::{AttentionWorkload, MeshShape};
 
 use super::memory::Step;
-use crate::flags::{Kv, Recompute, Shard};
+use crate::flags::{Recompute, Shard};
 
 const ELEMENT: f64 = 4.0;
 
@@ -56,11 +56,8 @@ impl Step<'_> {
         let run = &self.config.run;
         let mesh = MeshShape::ulysses(run.ulysses).with_ring(run.ring);
         let workload = self.workload();
-        let (forward, mut backward) = (workload.forward_bytes(&mesh), workload.backward_bytes(&mesh));
-        if run.kv == Kv::Gather && run.ring > 1 {
-            // Gathered again, and as many gradients scattered: as the ring sends them.
-            backward = backward.max(forward);
-        }
+        // What is gathered sends as much as what travels: keys and values again, and as many gradients.
+        let (forward, backward) = (workload.forward_bytes(&mesh), workload.backward_bytes(&mesh));
         let share = 1.0 / run.dp as f64;
         Passes {
             forward: share * forward,

@@ -35,10 +35,7 @@ pub fn traced<T>(file: Option<&Path>, work: impl FnOnce() -> Result<T, RunError>
     tracing_subscriber::registry().with(listeners).init();
 
     let done = work();
-    let written = timeline.close().map_err(|source| RunError::Trace {
-        path: file.into(),
-        source,
-    });
+    let written = timeline.close().map_err(RunError::output("--trace", file));
     let done = done?;
     written?;
     eprintln!("trace: {}", file.display());

@@ -56,6 +56,21 @@ impl ResidualBlock {
     }
 }
 
+/// A stage of the encoder or decoder: residual blocks, then other pixels and frames, and perhaps a shortcut around all.
+#[track_caller]
+pub(super) fn stage(
+    x: SpTensor<5>,
+    resnets: &[ResidualBlock],
+    resample: impl FnOnce(SpTensor<5>) -> SpTensor<5>,
+    shortcut: Option<SpTensor<5>>,
+) -> SpTensor<5> {
+    let y = resample(resnets.iter().fold(x, |x, resnet| resnet.forward(x)));
+    match shortcut {
+        Some(shortcut) => y.add(shortcut),
+        None => y,
+    }
+}
+
 /// `silu(norm(x))`
 #[track_caller]
 pub(super) fn activated(norm: &ChannelNorm<4>, x: SpTensor<5>) -> SpTensor<5> {

@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn_sp::SpTensor;
 
-use super::block::activated;
+use super::block::{activated, stage};
 use super::{CausalConv3d, ChannelNorm, MidBlock, RepeatUp, ResidualBlock, Upsample};
 
 /// A stage of the decoder: residual blocks, then more pixels and frames.
@@ -21,17 +21,11 @@ impl UpBlock {
     #[track_caller]
     pub fn forward(&self, x: SpTensor<5>) -> SpTensor<5> {
         let shortcut = self.shortcut.as_ref().map(|shortcut| shortcut.forward(x.clone()));
-        let mut y = x;
-        for resnet in &self.resnets {
-            y = resnet.forward(y);
-        }
-        if let Some(upsampler) = &self.upsampler {
-            y = upsampler.forward(y);
-        }
-        match shortcut {
-            Some(shortcut) => y.add(shortcut),
+        let resample = |y| match &self.upsampler {
+            Some(upsampler) => upsampler.forward(y),
             None => y,
-        }
+        };
+        stage(x, &self.resnets, resample, shortcut)
     }
 }
 

@@ -2,7 +2,7 @@ use burn::module::Module;
 use burn_sp::SpTensor;
 use burn_sp::layout::Window;
 
-use super::block::activated;
+use super::block::{activated, stage};
 use super::{AverageDown, CausalConv3d, ChannelNorm, Downsample, MidBlock, ResidualBlock};
 
 /// A stage of the encoder: residual blocks, then fewer pixels and frames.
@@ -23,17 +23,11 @@ impl DownBlock {
     pub fn forward(&self, x: SpTensor<5>) -> SpTensor<5> {
         // Its exchange comes before any other after `x`, on all ranks: so it does in backward, where it is the last.
         let shortcut = self.shortcut.as_ref().map(|shortcut| shortcut.forward(x.clone()));
-        let mut y = x;
-        for resnet in &self.resnets {
-            y = resnet.forward(y);
-        }
-        if let Some(downsampler) = &self.downsampler {
-            y = downsampler.forward(y);
-        }
-        match shortcut {
-            Some(shortcut) => y.add(shortcut),
+        let resample = |y| match &self.downsampler {
+            Some(downsampler) => downsampler.forward(y),
             None => y,
-        }
+        };
+        stage(x, &self.resnets, resample, shortcut)
     }
 
     /// What its layers read, in order. The shortcut reads less.

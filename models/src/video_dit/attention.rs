@@ -1,9 +1,9 @@
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use burn_sp::attention::{AttentionOptions, Mask, attention};
-use burn_sp::layout::{Axis, Layout, Placement};
-use burn_sp::nn::{Features, Gathered, RmsNorm, row_linear, shard_columns, shard_rows};
+use burn_sp::layout::{Axis, Placement};
+use burn_sp::nn::{Features, Gathered, RmsNorm, row_linear, shard_columns, shard_norm, shard_rows};
 use burn_sp::train::ParamLayouts;
 use burn_sp::{SpDevice, SpTensor};
 
@@ -121,20 +121,4 @@ fn norm(norm: &RmsNorm, x: SpTensor<3>, features: Features) -> SpTensor<3> {
     // Not unsqueeze, which fails on no features.
     let gamma = gamma.reshape([own, 1, 1]).swap_dims(0, 2);
     x.tokenwise(|x| (x * inverse.into_local()).cast(dtype) * gamma)
-}
-
-/// Keeps the weights of this rank's features, and lists them.
-fn shard_norm(norm: RmsNorm, features: Features, device: &SpDevice, layouts: &mut ParamLayouts) -> RmsNorm {
-    if !features.is_split(device.mesh()) {
-        return norm;
-    }
-    let layout = features.on(Layout::replicated(norm.gamma.dims()), 0, device.mesh());
-    layouts.list(norm.gamma.id, layout.clone());
-    let gamma = norm.gamma.map(|whole| {
-        let (tracked, place, dtype) = (whole.is_require_grad(), whole.device(), whole.dtype());
-        let own = device.distribute(whole.detach(), &layout).into_local();
-        // Through data: a slice would be a view of the whole.
-        Tensor::from_data(own.into_data(), (&place, dtype)).set_require_grad(tracked)
-    });
-    RmsNorm { gamma, ..norm }
 }

@@ -85,3 +85,15 @@ pub fn noise(seed: u64, count: usize) -> Vec<f64> {
     // 20 bits, so that f32 holds them exactly.
     (0..count).map(|_| (next() >> 44) as f64 / 524_288.0 - 1.0).collect()
 }
+
+/// Element by element, against numbers that no one here made.
+#[track_caller]
+pub fn near(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!(
+            (found - expected).abs() <= tolerance,
+            "{what}[{index}]: {found}, the reference {expected}, allowed {tolerance:e}"
+        );
+    }
+}

@@ -11,7 +11,7 @@ use burn_sp_models::vae::{CausalConv3d, CausalConv3dConfig, Downsample};
 use burn_sp_tests::Fixture;
 use serde_json::Value;
 
-use crate::common::{f64s, ranks};
+use crate::common::{f64s, near, ranks};
 
 fn fixture() -> Fixture<'static> {
     Fixture::new(include_bytes!("../../fixtures/causal_conv3d/causal_conv3d.safetensors"))
@@ -37,15 +37,8 @@ fn list(value: &Value) -> &Vec<Value> {
 
 /// f64 on several ranks adds up a few hundred terms in another order.
 fn close(found: &[f64], expected: &[f64], rounding: f64, what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
     let peak = expected.iter().fold(0.0f64, |peak, x| peak.max(x.abs()));
-    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let allowed = rounding * peak;
-        assert!(
-            (found - expected).abs() <= allowed,
-            "{what}, element {at}: {found}, not {expected} to {allowed:e}"
-        );
-    }
+    near(found, expected, rounding * peak, what);
 }
 
 fn leaf<const D: usize>(name: &str, dtype: DType, device: &Device) -> Tensor<D> {

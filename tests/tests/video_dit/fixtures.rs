@@ -16,7 +16,7 @@ use burn_sp_models::video_dit::{
 use burn_sp_tests::{Fixture, Values, cast, gather_gradients, gradients_by_path, parameters_by_path};
 use safetensors::SafeTensors;
 
-use crate::common::{config, f64s, mesh};
+use crate::common::{config, f64s, mesh, near};
 
 pub const WEIGHTS: &[u8] = include_bytes!("../../fixtures/wan/wan.weights.safetensors");
 
@@ -128,17 +128,6 @@ fn stored(values: &Values) -> Vec<f64> {
     }
 }
 
-#[track_caller]
-fn near(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!(
-            (found - expected).abs() <= tolerance,
-            "{what}[{index}]: {found}, PyTorch {expected}, allowed {tolerance:e}"
-        );
-    }
-}
-
 struct Found {
     out: Vec<f64>,
     loss: f64,
@@ -159,9 +148,8 @@ fn run(case: Case, dtype: DType, device: &SpDevice, model: VideoDit) -> Found {
         .distribute(cotangent, &layout)
         .shard(Axis::Tp, 1, Split::Contiguous);
     let whole = from_output_patches(out.clone().gather().into_local(), &GRID, 2);
-    // Scaled, not divided: Burn computes the gradient of a division by a number in f32.
-    let count = whole.shape().num_elements();
-    let loss = LossShare::new(out.mul(cotangent), 1).scale(1.0 / count as f64);
+    let count = whole.shape().num_elements() as u64;
+    let loss = LossShare::new(out.mul(cotangent), count);
     let value = loss.value();
     let mut grads = loss.backward();
     // Every rank has a term.

@@ -16,4 +16,4 @@ pub use input::ColumnInput;
 pub(crate) use input::gather_input_autodiff;
 pub use linear::{Gathered, row_linear};
 pub(crate) use node::{multiply, parallel_linear_autodiff};
-pub use shard::{shard_columns, shard_entries, shard_rows};
+pub use shard::{shard_columns, shard_entries, shard_norm, shard_rows};

@@ -4,8 +4,13 @@ use burn::module::Param;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::Tensor;
 
-use super::Features;
-use crate::{SpDevice, layout::Layout, tensor::Refusal, train::ParamLayouts};
+use super::{super::RmsNorm, Features};
+use crate::{
+    SpDevice,
+    layout::Layout,
+    tensor::{Refusal, own_storage},
+    train::ParamLayouts,
+};
 
 /// Keeps this rank's columns of a layer whose outputs are `features`, and their biases, and lists them.
 ///
@@ -56,6 +61,21 @@ pub fn shard_entries(
     }
 }
 
+/// Keeps this rank's features of a norm over all of them, and lists them.
+///
+/// # Shapes
+/// - weight `[features]` -> `[features / tp]`
+///
+/// # Panics
+/// If the norm does not have that many (it may have been sharded already).
+#[track_caller]
+pub fn shard_norm(norm: RmsNorm, features: Features, device: &SpDevice, layouts: &mut ParamLayouts) -> RmsNorm {
+    RmsNorm {
+        gamma: shard(norm.gamma, 0, features, device, layouts),
+        ..norm
+    }
+}
+
 /// Keeps this rank's part of a parameter, `dim` split as the features are. It has the whole one's id and is trained if
 /// that was; nothing of the whole one stays.
 #[track_caller]
@@ -84,9 +104,7 @@ fn shard<const D: usize>(
     let layout = features.on(Layout::replicated(param.dims()), dim, device.mesh());
     layouts.list(param.id, layout.clone());
     param.map(|whole| {
-        let (tracked, place, dtype) = (whole.is_require_grad(), whole.device(), whole.dtype());
-        let own = device.distribute(whole.detach(), &layout).into_local();
-        // Through data: a slice would be a view of the whole.
-        Tensor::from_data(own.into_data(), (&place, dtype)).set_require_grad(tracked)
+        let tracked = whole.is_require_grad();
+        own_storage(device.distribute(whole.detach(), &layout).into_local()).set_require_grad(tracked)
     })
 }

@@ -83,6 +83,9 @@ where
     }
 }
 
+/// The dimension that is cut into pieces: the tokens of `[batch, tokens, ...]`.
+const TOKENS: usize = 1;
+
 /// What runs now and again in backward.
 type Forward<M, I, O> = Arc<dyn Fn(&M, I) -> O + Send + Sync>;
 

@@ -4,7 +4,6 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::autodiff::{
@@ -18,34 +17,36 @@ use burn::backend::{
     ops::FloatTensorOps, tensor::FloatTensor,
 };
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Float, Shape, Slice, Tensor};
+use burn::tensor::{Float, Tensor};
 
-use super::{Carried, Forward, Keep, Piece, kept::Kept};
-use crate::tensor::{SpBackend, select, zeros};
+use super::{Carried, Forward, Keep, Piece, TOKENS, kept::Kept};
+use crate::tensor::{SpBackend, at, select, zeros};
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// The leading dimension of what is cut into pieces: tokens of `[batch, tokens, ...]`.
-const TOKENS: usize = 1;
-
 /// Gradients of the inputs, where there are, and of parameters by their nodes in the outer graph.
-#[derive(Default)]
 struct Grads<B: SpBackend> {
     inputs: Vec<Option<FloatTensor<B>>>,
     parameters: Vec<(NodeId, FloatTensor<B>)>,
 }
 
 impl<B: SpBackend> Grads<B> {
-    /// Adds those of a piece of the tokens; `like` are the inputs of all.
-    fn add(&mut self, piece: Self, range: &Range<usize>, like: &[(FloatTensor<B>, bool)]) {
-        for ((sum, grad), (input, _)) in self.inputs.iter_mut().zip(piece.inputs).zip(like) {
-            if let Some(grad) = grad.filter(|grad| grad.shape().num_elements() > 0) {
-                let whole = sum.take();
-                let whole = whole.unwrap_or_else(|| zeros::<B>(input.shape(), &input.device(), grad.dtype()));
-                *sum = Some(B::float_slice_assign(whole, &tokens(&grad.shape(), range), grad));
+    /// Of so many inputs, none yet.
+    fn none(inputs: usize) -> Self {
+        Self {
+            inputs: std::iter::repeat_with(|| None).take(inputs).collect(),
+            parameters: Vec::new(),
+        }
+    }
+
+    /// Adds those of a piece of the tokens, where inputs have so many.
+    fn add<F>(&mut self, found: Self, piece: &Piece<F>, tokens: usize) {
+        for (sum, grad) in self.inputs.iter_mut().zip(found.inputs) {
+            if let Some(grad) = grad {
+                *sum = Some(piece.join::<B>(sum.take(), grad, tokens));
             }
         }
-        for (node, grad) in piece.parameters {
+        for (node, grad) in found.parameters {
             // Out of the list, so that nobody else holds it and it can be added to in place.
             let before = self.parameters.iter().position(|(other, _)| *other == node);
             let sum = match before.map(|index| self.parameters.swap_remove(index)) {
@@ -137,6 +138,7 @@ where
     let nodes: HashMap<ParamId, NodeId> = parameters.iter().map(|(id, tensor)| (*id, tensor.id())).collect();
     drop(parameters);
     let inputs: Vec<FloatTensor<B>> = inputs.into_iter().map(|tensor| tensor.into_primitive()).collect();
+    let all_tokens = inputs.first().map_or(0, tokens_of);
 
     // The same, but nothing is tracked, so nothing is kept.
     let quiet = module.clone().no_grad();
@@ -157,7 +159,7 @@ where
              and their gradients would be lost; give them as a part of the input"
         );
         out_frames.push(frame);
-        out = Some(piece.join::<B>(out, made.into_primitive(), &inputs));
+        out = Some(piece.join::<B>(out, made.into_primitive(), all_tokens));
     }
     drop(quiet);
     let out = out.expect("there is a piece");
@@ -165,7 +167,7 @@ where
     // Leaves of a graph of their own.
     let fresh = module.clone().map(&mut Fresh::<B, C>(PhantomData));
     let again: Again<B> = Box::new(move |inputs, grad| {
-        let mut sum: Option<Grads<B>> = None;
+        let mut sum = Grads::none(inputs.len());
         for piece in pieces {
             let leaves: Vec<Tracked<B, C>> = inputs
                 .iter()
@@ -174,20 +176,16 @@ where
                     if *wanted { leaf.require_grad() } else { leaf }
                 })
                 .collect();
-            let grad = piece.of::<B>(&grad);
-            let found = through::<B, C, M, I, O>(&fresh, &leaves, piece.frame, grad, &forward, &nodes);
-            match (&mut sum, &piece.range) {
-                (Some(sum), Some(range)) => sum.add(found, range, &inputs),
-                (sum, Some(range)) => {
-                    let mut first = Grads::default();
-                    first.inputs.resize_with(inputs.len(), || None);
-                    first.add(found, range, &inputs);
-                    *sum = Some(first);
-                }
-                (sum, None) => *sum = Some(found),
-            }
+            let found = through::<B, C, M, I, O>(
+                &fresh,
+                &leaves,
+                piece.frame.clone(),
+                piece.of::<B>(&grad),
+                &forward,
+                &nodes,
+            );
+            sum.add(found, &piece, all_tokens);
         }
-        let mut sum = sum.expect("there is a piece");
         // A node that is yet to run finds a gradient, always.
         for (id, tensor) in self::parameters::<B, C, M>(&fresh) {
             let missing = |node: &NodeId| sum.parameters.iter().all(|(other, _)| other != node);
@@ -239,10 +237,7 @@ where
     );
     let out = single::<B, C>(out.apart().1);
     if !out.is_tracked() {
-        return Grads {
-            inputs: leaves.iter().map(|_| None).collect(),
-            parameters: Vec::new(),
-        };
+        return Grads::none(leaves.len());
     }
     let grad = <Autodiff<B, C> as AutodiffBackend>::from_inner(grad);
     let seeded = Autodiff::<B, C>::float_sum(Autodiff::<B, C>::float_mul(out, grad));
@@ -263,30 +258,30 @@ impl<F> Piece<F> {
         }
     }
 
-    /// Puts the piece of a tensor where it belongs; the first one brings the whole, of as many tokens as the inputs have.
+    /// Puts the piece of a tensor where it belongs; the first one makes the whole, of so many tokens.
     fn join<B: SpBackend>(
         &self,
         whole: Option<FloatTensor<B>>,
         piece: FloatTensor<B>,
-        inputs: &[FloatTensor<B>],
+        tokens: usize,
     ) -> FloatTensor<B> {
         let Some(range) = &self.range else { return piece };
         let whole = whole.unwrap_or_else(|| {
             let mut shape = piece.shape();
-            shape[TOKENS] = inputs[0].shape()[TOKENS];
+            shape[TOKENS] = tokens;
             zeros::<B>(shape, &piece.device(), piece.dtype())
         });
-        match piece.shape().num_elements() {
-            0 => whole,
-            _ => B::float_slice_assign(whole, &tokens(&piece.shape(), range), piece),
+        if piece.shape().num_elements() == 0 {
+            return whole;
         }
+        let slices = at(&whole, TOKENS, range.clone());
+        B::float_slice_assign(whole, &slices, piece)
     }
 }
 
-/// These tokens of a tensor, with all else.
-fn tokens(shape: &Shape, range: &Range<usize>) -> Vec<Slice> {
-    let all = |dim: usize| if dim == TOKENS { range.clone() } else { 0..shape[dim] };
-    (0..shape.num_dims()).map(all).map(Slice::from).collect()
+/// How many tokens an input has, if it has any.
+fn tokens_of(input: &impl TensorMetadata) -> usize {
+    input.shape().as_slice().get(TOKENS).copied().unwrap_or(0)
 }
 
 /// Compute-bound, so that Burn's own gradient checkpointing never runs the collectives within on one rank only.

@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_sp_comm::Parts;
 
-use super::{Forward, Keep, Piece, record};
+use super::{Forward, Keep, Piece, TOKENS, record};
 use crate::{
     SpTensor,
     layout::{Axis, Layout, Mesh, Split},
@@ -13,9 +13,6 @@ use crate::{
 };
 
 const OP: &str = "tiled";
-
-/// The tokens of `x`.
-const TOKENS: usize = 1;
 
 /// Runs what treats tokens one by one, an MLP say, on some tokens at a time, forward and backward: what it computes
 /// between input and output is held of a tile only. Backward runs each tile again, as

@@ -1,31 +1,19 @@
-//! Flags, checked and completed: what a run needs, and nothing that cannot work.
+//! The flags of every program.
 
-use std::fmt::Display;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use burn::tensor::Device;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::tensor::DeviceType;
 use burn_sp::LaunchConfig;
-use burn_sp::attention::{KvMove, Mask};
-use burn_sp::layout::{AttentionWorkload, Links, MeshChoice, MeshShape};
-use burn_sp::train::{self, ParamShards};
-use burn_sp_models::transformer::{self, MemoryOptions, TransformerConfig};
+use burn_sp::attention::KvMove;
+use burn_sp::layout::{MeshChoice, MeshShape};
 use indicatif::HumanCount;
 use serde::{Deserialize, Serialize};
 
-use crate::flags::{DeviceKind, Engine, Keep, Kv, ModelFlags, Recompute, RunFlags, Shape, Shard, TrainFlags};
+use super::{MAX_TOKENS, at_least_one, check_output, refuse};
+use crate::flags::{DeviceKind, Engine, Kv, RunFlags};
 use crate::{InputError, memory};
-
-/// Byte-level: every value of a byte is a token.
-const VOCABULARY: usize = 256;
-
-/// Elements are f32.
-const ELEMENT_BYTES: usize = 4;
-
-/// Of a sequence, 2^27: choosing a mesh asks the mask about each of them, which takes a second for so many.
-pub(crate) const MAX_TOKENS: usize = 1 << 27;
 
 /// What every program needs to know of a run. Its fields have the names of the flags, so that a report's `config` can
 /// be given to `--config`.
@@ -49,50 +37,6 @@ pub struct RunConfig {
     /// Why the mesh was chosen, if no axis was given.
     #[serde(skip)]
     pub chosen: Option<String>,
-}
-
-/// A training run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct TrainConfig {
-    #[serde(flatten)]
-    pub run: RunConfig,
-    /// Files and folders; none: the workspace's own.
-    pub text: Option<Vec<PathBuf>>,
-    pub lr: f64,
-    pub clip: f64,
-    pub recompute: Recompute,
-    pub keep: Keep,
-    pub mlp_tiles: usize,
-    pub shard: Shard,
-    pub shape: Shape,
-    pub hidden: usize,
-    pub layers: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub ffn: usize,
-    pub window: Option<usize>,
-    pub dropout: f64,
-    pub attention_dropout: f64,
-    /// Whether the model is tried on held-out text in the end.
-    #[serde(skip, default = "yes")]
-    pub validate: bool,
-}
-
-fn yes() -> bool {
-    true
-}
-
-pub(crate) fn refuse<T>(line: impl Display) -> Result<T, InputError> {
-    Err(InputError(line.to_string()))
-}
-
-/// The value of a flag that must not be 0.
-pub(crate) fn at_least_one(flag: &str, value: Option<usize>, default: usize) -> Result<usize, InputError> {
-    match value {
-        Some(0) => refuse(format!("{flag} 0: give it at least 1, or leave it out for {default}")),
-        value => Ok(value.unwrap_or(default)),
-    }
 }
 
 impl RunFlags {
@@ -157,8 +101,21 @@ impl RunFlags {
         Ok(config)
     }
 
+    /// The same flags with this mesh.
+    pub(crate) fn with_mesh(self, mesh: MeshShape) -> Self {
+        let MeshShape { dp, ring, ulysses, tp } = mesh;
+        Self {
+            ranks: None,
+            dp: Some(dp),
+            ring: Some(ring),
+            ulysses: Some(ulysses),
+            tp: Some(tp),
+            ..self
+        }
+    }
+
     /// The mesh, if an axis is given.
-    fn mesh(&self) -> Result<Option<MeshShape>, InputError> {
+    pub(crate) fn mesh(&self) -> Result<Option<MeshShape>, InputError> {
         let axes = [
             ("--dp", self.dp),
             ("--ring", self.ring),
@@ -285,140 +242,6 @@ impl RunConfig {
     }
 }
 
-impl TrainFlags {
-    /// Completes the flags and checks them, all but the text itself.
-    ///
-    /// # Errors
-    /// One line: what cannot work, and what would.
-    pub fn resolve(&self) -> Result<TrainConfig, InputError> {
-        let lr = self.lr.unwrap_or(1e-3);
-        if !(lr.is_finite() && lr > 0.0) {
-            return refuse(format!("--lr {lr}: use a rate above 0, such as 0.001"));
-        }
-        let clip = self.clip.unwrap_or(1.0);
-        if !(clip.is_finite() && clip >= 0.0) {
-            return refuse(format!("--clip {clip}: use a norm above 0, or 0 for no clipping"));
-        }
-        let ModelFlags {
-            shape,
-            hidden,
-            layers,
-            heads,
-            kv_heads,
-            ffn,
-            window,
-            dropout,
-            attention_dropout,
-        } = self.model;
-        if window == Some(0) {
-            return refuse("--window 0: a token sees itself at least; use 1, or leave it out");
-        }
-        let shape = shape.unwrap_or_default();
-        let hidden = at_least_one("--hidden", hidden, 256)?;
-        let heads = at_least_one("--heads", heads, 8)?;
-        if hidden % heads != 0 {
-            let near = [hidden / heads * heads, hidden.div_ceil(heads) * heads];
-            let works: Vec<_> = near.iter().filter(|n| **n > 0).map(usize::to_string).collect();
-            return refuse(format!(
-                "--hidden {hidden} --heads {heads}: the width is no multiple of the heads; use --hidden {}",
-                works.join(" or ")
-            ));
-        }
-        let kv_heads = at_least_one("--kv-heads", kv_heads, heads)?;
-        let run = self.run.resolve(|run| {
-            let workload = AttentionWorkload {
-                batch: run.batch.saturating_mul(run.accumulate),
-                tokens: run.seq_len,
-                heads,
-                kv_heads,
-                head_dim: hidden / heads,
-                element_bytes: ELEMENT_BYTES,
-                mask: mask(window),
-            };
-            MeshShape::choose(run.ranks, &workload, &Links::threads())
-        })?;
-        let wide = match shape {
-            Shape::Llama => (8 * hidden).div_ceil(3).next_multiple_of(16),
-            Shape::Gpt2 => 4 * hidden,
-        };
-        let shard = self.shard.unwrap_or_default();
-        let config = TrainConfig {
-            run,
-            text: self.text.clone(),
-            lr,
-            clip,
-            recompute: self.recompute.unwrap_or(match shard {
-                Shard::Parameters => Recompute::Blocks,
-                Shard::None | Shard::Optimizer => Recompute::None,
-            }),
-            keep: self.keep.unwrap_or_default(),
-            mlp_tiles: at_least_one("--mlp-tiles", self.mlp_tiles, 1)?,
-            shard,
-            shape,
-            hidden,
-            layers: at_least_one("--layers", layers, 4)?,
-            heads,
-            kv_heads,
-            ffn: at_least_one("--ffn", ffn, wide)?,
-            window,
-            dropout: dropout.unwrap_or(0.0),
-            attention_dropout: attention_dropout.unwrap_or(0.0),
-            validate: true,
-        };
-        match config.model().problem() {
-            Some(problem) => refuse(format!("model: {problem}")),
-            None => Ok(config),
-        }
-    }
-}
-
-impl TrainConfig {
-    /// How the model needs less memory, with these parameters shared out.
-    pub fn memory(&self, shards: ParamShards) -> MemoryOptions {
-        MemoryOptions {
-            recompute: match self.recompute {
-                Recompute::None => transformer::Recompute::None,
-                Recompute::Blocks => transformer::Recompute::Blocks,
-                Recompute::Attention => transformer::Recompute::Attention,
-                Recompute::AllButAttention => transformer::Recompute::AllButAttention,
-            },
-            keep: match self.keep {
-                Keep::Device => train::Keep::Device,
-                Keep::Host => train::Keep::Host,
-            },
-            mlp_tiles: self.mlp_tiles,
-            shards,
-        }
-    }
-
-    /// Which tokens a token sees.
-    pub fn mask(&self) -> Mask {
-        mask(self.window)
-    }
-
-    /// The model.
-    pub fn model(&self) -> TransformerConfig {
-        let model = match self.shape {
-            Shape::Llama => TransformerConfig::llama(VOCABULARY, self.hidden, self.layers, self.heads, self.ffn),
-            Shape::Gpt2 => TransformerConfig::gpt2(VOCABULARY, self.hidden, self.layers, self.heads, self.run.seq_len),
-        };
-        TransformerConfig {
-            kv_heads: self.kv_heads,
-            ffn_size: self.ffn,
-            dropout: self.dropout,
-            attention_dropout: self.attention_dropout,
-            ..model
-        }
-    }
-}
-
-fn mask(window: Option<usize>) -> Mask {
-    match window {
-        Some(size) => Mask::Window { size, sink: 0 },
-        None => Mask::Causal,
-    }
-}
-
 impl DeviceKind {
     /// Refuses a device that this program was built without.
     fn check_built(self) -> Result<(), InputError> {
@@ -434,24 +257,4 @@ impl DeviceKind {
             "--device {name}: this program was built without it; build it with --features {name}, or use --device flex"
         ))
     }
-}
-
-/// What cannot be written should be known before the run, not after it.
-pub(crate) fn check_output(flag: &str, file: Option<&Path>) -> Result<(), InputError> {
-    let Some(file) = file else { return Ok(()) };
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-        return refuse(format!(
-            "{flag} {}: {} is no folder; make it first",
-            file.display(),
-            folder.display()
-        ));
-    }
-    if file.is_dir() {
-        return refuse(format!(
-            "{flag} {}: that is a folder; name a file in it",
-            file.display()
-        ));
-    }
-    Ok(())
 }

@@ -1,0 +1,47 @@
+//! Flags, checked and completed: what a run needs, and nothing that cannot work.
+
+mod run;
+mod train;
+
+pub use run::RunConfig;
+pub use train::TrainConfig;
+
+use std::fmt::Display;
+use std::path::Path;
+
+use crate::InputError;
+
+/// Of a sequence, 2^27: choosing a mesh asks the mask about each of them, which takes a second for so many.
+pub(crate) const MAX_TOKENS: usize = 1 << 27;
+
+pub(crate) fn refuse<T>(line: impl Display) -> Result<T, InputError> {
+    Err(InputError(line.to_string()))
+}
+
+/// The value of a flag that must not be 0.
+pub(crate) fn at_least_one(flag: &str, value: Option<usize>, default: usize) -> Result<usize, InputError> {
+    match value {
+        Some(0) => refuse(format!("{flag} 0: give it at least 1, or leave it out for {default}")),
+        value => Ok(value.unwrap_or(default)),
+    }
+}
+
+/// What cannot be written should be known before the run, not after it.
+pub(crate) fn check_output(flag: &str, file: Option<&Path>) -> Result<(), InputError> {
+    let Some(file) = file else { return Ok(()) };
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return refuse(format!(
+            "{flag} {}: {} is no folder; make it first",
+            file.display(),
+            folder.display()
+        ));
+    }
+    if file.is_dir() {
+        return refuse(format!(
+            "{flag} {}: that is a folder; name a file in it",
+            file.display()
+        ));
+    }
+    Ok(())
+}
