@@ -142,6 +142,35 @@ fn the_program_says_it_all() {
     assert!(text.contains("Nothing fits 4,096 tokens into 1.00 MiB"), "{text}");
 }
 
+/// The cases run one after the other, on one timeline.
+#[test]
+fn cases_leave_a_timeline_and_a_report() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let files = ["plan-trace.json", "plan-report.json"].map(|name| folder.join(name));
+    let [trace, report] = files.each_ref().map(|file| file.to_str().unwrap());
+    let tiny = ["--hidden", "16", "--layers", "1", "--heads", "4", "--seq-len", "32"];
+    let output = run(&[&["--check", "--trace", trace, "--report", report], &tiny[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let [trace, report] = files.map(|file| -> Vec<serde_json::Value> {
+        serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+    });
+    let begun = |name: &str| {
+        trace
+            .iter()
+            .filter(|event| event["ph"] == "B" && event["name"] == name)
+            .count()
+    };
+    // Two steps of each rank of each case.
+    let ranks: usize = report
+        .iter()
+        .map(|case| case["config"]["ranks"].as_u64().unwrap() as usize)
+        .sum();
+    assert!(report.len() >= 12 && ranks > report.len());
+    assert_eq!((begun("step 1"), begun("step 2")), (ranks, ranks));
+    // None tries the held-out text.
+    assert_eq!(begun("validation"), 0);
+}
+
 #[test]
 fn bad_input_is_one_line() {
     for (arguments, line) in [
@@ -152,6 +181,10 @@ fn bad_input_is_one_line() {
         (&["--memory", "0"], "--memory 0: give it a size, such as 80GiB"),
         (&["--flops", "0"], "--flops 0: use a rate above 0, such as 4e10"),
         (&["--bandwidth", "nan"], "--bandwidth NaN: use a rate above 0"),
+        (
+            &["--trace", "trace.json"],
+            "--trace trace.json: nothing runs without --check",
+        ),
         (&["--window", "0"], "--window 0: a token sees itself at least"),
         (&["--mlp-tiles", "0"], "--mlp-tiles 0: give it at least 1"),
         (&["--heads", "7"], "--hidden 256 --heads 7"),
