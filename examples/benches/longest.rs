@@ -165,9 +165,9 @@ fn ours(ranks: usize, checked: usize) -> usize {
     println!(
         "{}, recompute {:?}, shared {:?}, {} tiles: at {} tokens {} are forecast, {} were held",
         config.run.mesh(),
-        config.recompute,
-        config.shard,
-        config.mlp_tiles,
+        config.learning.recompute,
+        config.learning.shard,
+        config.learning.mlp_tiles,
         HumanCount(config.run.seq_len as u64),
         HumanBytes(forecast(&config).total()),
         HumanBytes(held)

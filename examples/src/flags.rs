@@ -217,21 +217,9 @@ pub struct ModelFlags {
     pub attention_dropout: Option<f64>,
 }
 
-/// Trains a byte-level language model on text, its sequences split over ranks.
-///
-/// With no flags: 2 ranks, a small Llama, and the sources and documentation of the workspace as its text.
-#[derive(Parser, Clone, Debug, Default, Serialize, Deserialize)]
-#[command(name = "train-transformer", version, args_override_self = true)]
-pub struct TrainFlags {
-    /// The run.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub run: RunFlags,
-
-    /// UTF-8 files or folders to learn from [default: this workspace's sources and documentation]
-    #[arg(long, value_name = "PATH", num_args = 1.., help_heading = "Training")]
-    pub text: Option<Vec<PathBuf>>,
-
+/// How a program learns, and how it needs less memory.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LearningFlags {
     /// Learning rate of AdamW, constant [default: 0.001]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     pub lr: Option<f64>,
@@ -255,6 +243,27 @@ pub struct TrainFlags {
     /// What ranks share out that would otherwise be the same on all of them [default: none]
     #[arg(long, value_enum, value_name = "WHAT", help_heading = MEMORY)]
     pub shard: Option<Shard>,
+}
+
+/// Trains a byte-level language model on text, its sequences split over ranks.
+///
+/// With no flags: 2 ranks, a small Llama, and the sources and documentation of the workspace as its text.
+#[derive(Parser, Clone, Debug, Default, Serialize, Deserialize)]
+#[command(name = "train-transformer", version, args_override_self = true)]
+pub struct TrainFlags {
+    /// The run.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub run: RunFlags,
+
+    /// UTF-8 files or folders to learn from [default: this workspace's sources and documentation]
+    #[arg(long, value_name = "PATH", num_args = 1.., help_heading = "Training")]
+    pub text: Option<Vec<PathBuf>>,
+
+    /// How it learns.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub learning: LearningFlags,
 
     /// The model.
     #[command(flatten)]

@@ -14,5 +14,8 @@ pub mod summary;
 pub mod text;
 pub mod trace;
 pub mod train;
+pub mod train_video;
+mod trainer;
+pub mod video;
 
 pub use error::{InputError, RunError, exit};

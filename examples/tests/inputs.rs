@@ -139,7 +139,7 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
     let config = resolve(&format!("--config {} --steps 5 --text c", file.display())).unwrap();
     assert_eq!((config.run.seq_len, config.run.steps, config.run.batch), (100, 5, 2));
     assert_eq!(config.text, Some(vec![PathBuf::from("c")]));
-    assert_eq!((config.lr, config.run.ring, config.run.ranks), (0.5, 2, 2));
+    assert_eq!((config.learning.lr, config.run.ring, config.run.ranks), (0.5, 2, 2));
     assert_eq!((config.hidden, config.ffn), (256, 1024));
 }
 

@@ -103,12 +103,12 @@ fn levers_pull_the_right_way() {
 fn what_is_given_is_kept() {
     for way in plan("--ring 2 --shard optimizer --memory 1GB") {
         assert_eq!((way.mesh().ring, way.mesh().ranks()), (2, 2));
-        assert_eq!(way.config.shard, Shard::Optimizer);
+        assert_eq!(way.config.learning.shard, Shard::Optimizer);
     }
     let slow = &plan("--ranks 4 --batch 4 --bandwidth 1e6")[0];
     let least = plan("--ranks 4 --batch 4").iter().map(|way| way.bytes_sent).min();
     assert_eq!(Some(slow.bytes_sent), least);
-    assert_eq!(slow.config.recompute, Recompute::None);
+    assert_eq!(slow.config.learning.recompute, Recompute::None);
 }
 
 fn run(arguments: &[&str]) -> Output {

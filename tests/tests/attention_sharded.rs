@@ -2,6 +2,7 @@
 //! enumerated is in `attention_everywhere.rs`.
 
 mod attention {
+    mod other_keys;
     pub mod problem;
 }
 mod common;

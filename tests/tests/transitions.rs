@@ -92,12 +92,18 @@ impl Whole {
 
 /// Who owns which positions of a dimension: the definition, written again from design.md.
 fn owned(split: &Split, len: usize, size: usize, rank: usize) -> Vec<usize> {
-    let contiguous = |size: usize, rank: usize| {
+    let part = |len: usize, size: usize, rank: usize| {
         let start = |rank: usize| len / size * rank + rank.min(len % size);
         start(rank)..start(rank + 1)
     };
+    let contiguous = |size: usize, rank: usize| part(len, size, rank);
     match split {
         Split::Contiguous => contiguous(size, rank).collect(),
+        Split::Halves => {
+            let (half, rest) = (len / 2, len - len / 2);
+            let second = part(rest, size, rank).map(|at| half + at);
+            part(half, size, rank).chain(second).collect()
+        }
         Split::Zigzag => contiguous(2 * size, rank)
             .chain(contiguous(2 * size, 2 * size - 1 - rank))
             .collect(),
@@ -117,7 +123,14 @@ fn explicit(len: usize, size: usize) -> Split {
 }
 
 fn places(shape: [usize; 3], size: usize) -> Vec<Place> {
-    let splits = |dim: usize| [Split::Contiguous, Split::Zigzag, explicit(shape[dim], size)];
+    let splits = |dim: usize| {
+        [
+            Split::Contiguous,
+            Split::Zigzag,
+            Split::Halves,
+            explicit(shape[dim], size),
+        ]
+    };
     let mut all: Vec<Place> = (0..3)
         .flat_map(|dim| splits(dim).into_iter().map(move |split| Place::Shard(dim, split)))
         .collect();
@@ -567,6 +580,8 @@ fn positions_are_global() {
         })
     };
     assert_eq!(owned(2, 8, Split::Zigzag), [[0, 1, 6, 7], [2, 3, 4, 5]]);
+    assert_eq!(owned(2, 8, Split::Halves), [[0, 1, 4, 5], [2, 3, 6, 7]]);
+    assert_eq!(owned(2, 7, Split::Halves), [vec![0, 1, 3, 4], vec![2, 5, 6]]);
 
     // A grid of 2 frames, 2 rows and 3 columns.
     let unflatten = |index: usize| [index / 6, index / 3 % 2, index % 3];

@@ -51,7 +51,8 @@ pub struct AttentionOptions {
 /// The layout chooses the strategy: tokens sharded over `ulysses` are exchanged for heads, over `ring` the keys and
 /// values travel, over both `ring` runs inside the exchange. Keys and values that every rank holds whole (text in
 /// cross-attention, say) need no communication. Any number of heads, any number of query heads a key/value head, any
-/// length.
+/// length. Keys and values may also be of other tokens than the queries, sharded in another way, over `ring` and under
+/// [`Mask::Full`]: of a cache, say, whose heads `ulysses` shares out already.
 ///
 /// # Shapes
 /// - `q`: `[batch, tokens, heads, head_dim]`, `k`, `v`: `[batch, tokens, kv_heads, head_dim]`
@@ -61,7 +62,7 @@ pub struct AttentionOptions {
 /// If the shapes or layouts do not fit together; the message says which layouts do.
 #[track_caller]
 pub fn attention(q: SpTensor<4>, k: SpTensor<4>, v: SpTensor<4>, options: &AttentionOptions) -> SpTensor<4> {
-    check(&q, &k, &v);
+    check(&q, &k, &v, &options.mask);
     let heads = Heads::of(&q, &k);
     let call = AttentionCall {
         strategy: choose(&q, &k, &heads, options),
@@ -133,7 +134,7 @@ impl Heads {
 }
 
 #[track_caller]
-fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>) {
+fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, mask: &Mask) {
     check_shapes(q.global_shape(), k.global_shape(), v.global_shape());
     for tensor in [q, k, v] {
         tensor.refuse_partial(OP);
@@ -154,7 +155,10 @@ fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>) {
         .refuse();
     }
     let (q_axes, k_axes) = (token_axes(q), token_axes(k));
-    if k_axes != token_axes(v) || (!k_axes.is_empty() && q_axes != k_axes) {
+    // Then it does not matter which tokens these are.
+    let over_ring = |axes: &[(Axis, Split)]| matches!(axes, [(Axis::Ring, _)]);
+    let any_keys = *mask == Mask::Full && over_ring(&q_axes) && over_ring(&k_axes);
+    if k_axes != token_axes(v) || (!k_axes.is_empty() && q_axes != k_axes && !any_keys) {
         Refusal::new(
             OP,
             format!(
@@ -168,14 +172,15 @@ fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>) {
         .refuse();
     }
     let [queries, keys] = [q, k].map(|tensor| tensor.global_shape()[TOKENS]);
-    if !k_axes.is_empty() && queries != keys {
+    if !k_axes.is_empty() && queries != keys && !any_keys {
         Refusal::new(
             OP,
             format!(
                 "the tokens of {keys} keys {} are sharded, for {queries} queries",
                 k.layout()
             ),
-            "give keys and values whole where they are of other tokens than the queries",
+            "give keys and values whole where they are of other tokens than the queries, or shard both over Ring alone and \
+             use Mask::Full",
         )
         .refuse();
     }
@@ -224,34 +229,34 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOp
             spec: spec(q.positions(TOKENS), k.positions(TOKENS), heads.all(), heads.kv_first),
         });
     }
-    let layout = q.layout().without_single(mesh);
+    let [layout, key_layout] = [q, k].map(|tensor| tensor.layout().without_single(mesh));
     let group = |axis| mesh.group(&[axis]).unwrap_or_else(|error| raise(error));
     // What runs once no token is sharded over ulysses any more, given the heads this rank then holds.
-    let over_ring = |layout: &Layout, heads: Range<usize>, first_kv| {
-        let own = Positions::new(layout.positions(TOKENS, mesh));
+    let over_ring = |layout: &Layout, key_layout: &Layout, heads: Range<usize>, first_kv| {
+        let [queries, keys] = [layout, key_layout].map(|layout| Positions::new(layout.positions(TOKENS, mesh)));
         if !axes.contains(&Axis::Ring) {
             return Strategy::Local(Local {
-                spec: spec(own.clone(), own, heads, first_kv),
+                spec: spec(queries, keys, heads, first_kv),
             });
         }
-        let (comm, tokens) = (group(Axis::Ring), layout.inner_parts(TOKENS, mesh));
+        let (comm, tokens) = (group(Axis::Ring), key_layout.inner_parts(TOKENS, mesh));
         match options.kv {
             KvMove::Ring => Strategy::Ring(Ring {
                 owners: (0..comm.size())
                     .map(|rank| Positions::new(tokens.of(rank).iter().cloned()))
                     .collect(),
                 comm,
-                spec: spec(own.clone(), own, heads, first_kv),
+                spec: spec(queries, keys, heads, first_kv),
             }),
             KvMove::Gather => Strategy::GatherKv(GatherKv {
                 comm,
                 tokens,
-                spec: spec(own, Positions::whole(layout.shape()[TOKENS]), heads, first_kv),
+                spec: spec(queries, Positions::whole(key_layout.shape()[TOKENS]), heads, first_kv),
             }),
         }
     };
     match axes.as_slice() {
-        [Axis::Ring] => over_ring(&layout, heads.all(), heads.kv_first),
+        [Axis::Ring] => over_ring(&layout, &key_layout, heads.all(), heads.kv_first),
         [Axis::Ulysses] | [Axis::Ring, Axis::Ulysses] => {
             let comm = group(Axis::Ulysses);
             let q_heads = Split::Contiguous.parts(heads.count, comm.size());
@@ -260,8 +265,10 @@ fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOp
                 let range = parts.of(comm.rank()).first().cloned().unwrap_or(0..0);
                 first + range.start..first + range.end
             };
+            let outer = layout.without_inner(TOKENS);
             let inner = over_ring(
-                &layout.without_inner(TOKENS),
+                &outer,
+                &outer,
                 own(&q_heads, heads.first),
                 own(&kv_heads, heads.kv_first).start,
             );
@@ -318,7 +325,7 @@ fn check_layout(layout: &Layout) {
     let fits = |axis: Axis| match layout.placement(axis) {
         Placement::Shard(0) => true,
         Placement::Shard(TOKENS) => matches!(axis, Axis::Ring | Axis::Ulysses),
-        Placement::Shard(HEADS) => axis == Axis::Tp,
+        Placement::Shard(HEADS) => matches!(axis, Axis::Tp | Axis::Ulysses),
         Placement::Shard(_) => false,
         Placement::Replicate | Placement::Partial => true,
     };
@@ -326,7 +333,7 @@ fn check_layout(layout: &Layout) {
         Refusal::new(
             OP,
             format!("no strategy for {axis} on {layout}, which is [batch, tokens, heads, head_dim]"),
-            "shard tokens over Ring and Ulysses, heads over Tp, samples over any axis",
+            "shard tokens over Ring and Ulysses, heads over Tp or Ulysses, samples over any axis",
         )
         .refuse();
     }

@@ -10,7 +10,7 @@ mod strategy;
 mod ulysses;
 
 pub use entry::{AttentionOptions, KvMove, attention};
-pub use kernels_cubecl::{Blocks, Documents, Mask, MaskRule, Positions, RotaryStyle};
+pub use kernels_cubecl::{Blocks, Documents, Mask, MaskRule, Positions, RotaryStyle, Tile};
 pub(crate) use node::autodiff;
 pub use strategy::AttentionCall;
 pub(crate) use strategy::cast;

@@ -12,6 +12,9 @@ pub enum Split {
     /// `2 * ranks` chunks by the same rule, of which rank `r` owns number `r` and number `2 * ranks - 1 - r`. Under a
     /// causal mask every rank then has the same work.
     Zigzag,
+    /// Both halves of the dimension contiguously, each by itself: of a video that comes twice, clean and then noisy, each
+    /// rank owns the clean *and* the noisy tokens of its part. Of an odd length the second half has one more.
+    Halves,
     /// Any ranges; they must cover the dimension exactly once.
     Explicit(Parts),
 }
@@ -127,6 +130,15 @@ impl Split {
                         .collect(),
                 )
             }
+            Split::Halves => {
+                let half = len / 2;
+                let [first, second] = [half, len - half].map(|len| Parts::contiguous(len, ranks));
+                Parts::new(
+                    (0..ranks)
+                        .map(|rank| joined([first.of(rank), &moved(&second, rank, half)].concat()))
+                        .collect(),
+                )
+            }
             Split::Explicit(parts) => {
                 assert!(
                     parts.ranks() == ranks,
@@ -161,6 +173,7 @@ impl fmt::Display for Split {
         f.write_str(match self {
             Split::Contiguous => "contiguous",
             Split::Zigzag => "zigzag",
+            Split::Halves => "by halves",
             Split::Explicit(_) => "explicit",
         })
     }
@@ -179,10 +192,6 @@ fn half_of(mask: &Mask) -> Option<usize> {
 fn twins(half: usize, len: usize, ranks: usize) -> Split {
     let tokens = Split::Zigzag.parts(half, ranks);
     let rest = Parts::contiguous(len - 2 * half, ranks);
-    let moved = |parts: &Parts, rank: usize, by: usize| -> Vec<Range<usize>> {
-        let ranges = parts.of(rank).iter();
-        ranges.map(|range| range.start + by..range.end + by).collect()
-    };
     let owned = (0..ranks).map(|rank| {
         let own = [
             moved(&tokens, rank, 0),
@@ -192,6 +201,11 @@ fn twins(half: usize, len: usize, ranks: usize) -> Split {
         joined(own.concat())
     });
     Split::Explicit(Parts::new(owned.collect()))
+}
+
+fn moved(parts: &Parts, rank: usize, by: usize) -> Vec<Range<usize>> {
+    let ranges = parts.of(rank).iter();
+    ranges.map(|range| range.start + by..range.end + by).collect()
 }
 
 /// The lengths of packed documents within `len` positions, and of what lies past them.
@@ -254,7 +268,7 @@ mod tests {
 
     #[test]
     fn every_rule_covers_every_position_once() {
-        for split in [Split::Contiguous, Split::Zigzag] {
+        for split in [Split::Contiguous, Split::Zigzag, Split::Halves] {
             for ranks in 1..=8 {
                 for len in 0..=40 {
                     let parts = split.parts(len, ranks);

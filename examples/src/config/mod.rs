@@ -1,8 +1,10 @@
 //! Flags, checked and completed: what a run needs, and nothing that cannot work.
 
+mod learning;
 mod run;
 mod train;
 
+pub use learning::LearningConfig;
 pub use run::RunConfig;
 pub use train::TrainConfig;
 

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use burn_sp::attention::Mask;
 use burn_sp::layout::{AttentionWorkload, Links, MeshShape};
-use burn_sp::train::{self, ParamShards};
-use burn_sp_models::transformer::{self, MemoryOptions, TransformerConfig};
+use burn_sp_models::transformer::TransformerConfig;
 use serde::{Deserialize, Serialize};
 
-use super::{RunConfig, at_least_one, refuse};
+use super::{LearningConfig, RunConfig, at_least_one, refuse};
 use crate::InputError;
-use crate::flags::{Keep, ModelFlags, Recompute, Shape, Shard, TrainFlags};
+use crate::flags::{ModelFlags, Shape, TrainFlags};
 
 /// Byte-level: every value of a byte is a token.
 const VOCABULARY: usize = 256;
@@ -26,12 +25,8 @@ pub struct TrainConfig {
     pub run: RunConfig,
     /// Files and folders; none: the workspace's own.
     pub text: Option<Vec<PathBuf>>,
-    pub lr: f64,
-    pub clip: f64,
-    pub recompute: Recompute,
-    pub keep: Keep,
-    pub mlp_tiles: usize,
-    pub shard: Shard,
+    #[serde(flatten)]
+    pub learning: LearningConfig,
     pub shape: Shape,
     pub hidden: usize,
     pub layers: usize,
@@ -56,14 +51,7 @@ impl TrainFlags {
     /// # Errors
     /// One line: what cannot work, and what would.
     pub fn resolve(&self) -> Result<TrainConfig, InputError> {
-        let lr = self.lr.unwrap_or(1e-3);
-        if !(lr.is_finite() && lr > 0.0) {
-            return refuse(format!("--lr {lr}: use a rate above 0, such as 0.001"));
-        }
-        let clip = self.clip.unwrap_or(1.0);
-        if !(clip.is_finite() && clip >= 0.0) {
-            return refuse(format!("--clip {clip}: use a norm above 0, or 0 for no clipping"));
-        }
+        let learning = self.learning.resolve(1e-3)?;
         let ModelFlags {
             shape,
             hidden,
@@ -106,19 +94,10 @@ impl TrainFlags {
             Shape::Llama => (8 * hidden).div_ceil(3).next_multiple_of(16),
             Shape::Gpt2 => 4 * hidden,
         };
-        let shard = self.shard.unwrap_or_default();
         let config = TrainConfig {
             run,
             text: self.text.clone(),
-            lr,
-            clip,
-            recompute: self.recompute.unwrap_or(match shard {
-                Shard::Parameters => Recompute::Blocks,
-                Shard::None | Shard::Optimizer => Recompute::None,
-            }),
-            keep: self.keep.unwrap_or_default(),
-            mlp_tiles: at_least_one("--mlp-tiles", self.mlp_tiles, 1)?,
-            shard,
+            learning,
             shape,
             hidden,
             layers: at_least_one("--layers", layers, 4)?,
@@ -138,24 +117,6 @@ impl TrainFlags {
 }
 
 impl TrainConfig {
-    /// How the model needs less memory, with these parameters shared out.
-    pub fn memory(&self, shards: ParamShards) -> MemoryOptions {
-        MemoryOptions {
-            recompute: match self.recompute {
-                Recompute::None => transformer::Recompute::None,
-                Recompute::Blocks => transformer::Recompute::Blocks,
-                Recompute::Attention => transformer::Recompute::Attention,
-                Recompute::AllButAttention => transformer::Recompute::AllButAttention,
-            },
-            keep: match self.keep {
-                Keep::Device => train::Keep::Device,
-                Keep::Host => train::Keep::Host,
-            },
-            mlp_tiles: self.mlp_tiles,
-            shards,
-        }
-    }
-
     /// Which tokens a token sees.
     pub fn mask(&self) -> Mask {
         mask(self.window)

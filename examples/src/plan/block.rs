@@ -115,7 +115,7 @@ impl Step<'_> {
         let stream = walk.alloc(Activations, own);
         let normed = walk.alloc(Activations, own);
         walk.free(branch);
-        let (branch, units) = match self.config.mlp_tiles as u64 {
+        let (branch, units) = match self.config.learning.mlp_tiles as u64 {
             1 => self.mlp_forward(walk, self.group),
             tiles => {
                 let branch = walk.alloc(Activations, own);
@@ -149,7 +149,7 @@ impl Step<'_> {
     pub fn rest_backward(&self, walk: &mut Walk, saved: SavedRest, heads: Held, grads: &mut Grads) -> Held {
         let own = self.own * self.hidden;
         let dropped = (self.model.dropout > 0.0).then(|| walk.alloc(Activations, own));
-        let dnormed = match self.config.mlp_tiles as u64 {
+        let dnormed = match self.config.learning.mlp_tiles as u64 {
             1 => self.mlp_backward(walk, saved.units, self.group, grads),
             tiles => {
                 let dnormed = walk.alloc(Activations, own);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{PlanFlags, forecast, memory::Step};
 use crate::config::TrainConfig;
-use crate::flags::{Recompute, RunFlags, Shard, TrainFlags, name};
+use crate::flags::{LearningFlags, Recompute, RunFlags, Shard, TrainFlags, name};
 use crate::progress::Progress;
 use crate::summary::table;
 use crate::text::Text;
@@ -81,9 +81,12 @@ pub fn cases(flags: &PlanFlags) -> Result<Vec<TrainConfig>, InputError> {
         };
         TrainFlags {
             run: run.with_mesh(mesh),
-            recompute: Some(*recompute),
-            shard: Some(*shard),
-            mlp_tiles: Some(*tiles),
+            learning: LearningFlags {
+                recompute: Some(*recompute),
+                shard: Some(*shard),
+                mlp_tiles: Some(*tiles),
+                ..flags.train.learning.clone()
+            },
             ..flags.train.clone()
         }
         .resolve()
@@ -133,9 +136,9 @@ pub fn check_table(checked: &[Checked]) -> Table {
     for case in checked {
         table.add_row([
             case.config.run.mesh().to_string(),
-            name(case.config.recompute),
-            name(case.config.shard),
-            case.config.mlp_tiles.to_string(),
+            name(case.config.learning.recompute),
+            name(case.config.learning.shard),
+            case.config.learning.mlp_tiles.to_string(),
             HumanBytes(case.forecast).to_string(),
             HumanBytes(case.measured).to_string(),
             format!("{:+.1} %", 100.0 * case.error()),

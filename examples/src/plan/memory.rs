@@ -117,7 +117,7 @@ impl<'a> Step<'a> {
 
     /// A rank's part of parameters that may be shared out.
     fn part(&self, elements: u64) -> u64 {
-        match self.config.shard {
+        match self.config.learning.shard {
             Shard::Parameters => elements.div_ceil(self.replicas()),
             Shard::None | Shard::Optimizer => elements,
         }
@@ -128,7 +128,7 @@ impl<'a> Step<'a> {
         let mut walk = Walk::default();
         let walk = &mut walk;
         let held = self.part(self.parameters());
-        let state = match self.config.shard {
+        let state = match self.config.learning.shard {
             Shard::Optimizer => held.div_ceil(self.replicas()),
             Shard::None | Shard::Parameters => held,
         };
@@ -144,7 +144,7 @@ impl<'a> Step<'a> {
             walk.free_all(sum.replace(all));
         }
         let sum = sum.expect("there is a step");
-        if self.replicas() > 1 && self.config.shard != Shard::Parameters {
+        if self.replicas() > 1 && self.config.learning.shard != Shard::Parameters {
             // Joined, and the sum of all ranks.
             walk.touch(Buffers, 2 * held.min(BUCKET));
         }
@@ -158,7 +158,7 @@ impl<'a> Step<'a> {
     fn forward_backward(&self, walk: &mut Walk) -> Vec<Held> {
         let own = self.own * self.hidden;
         let layers = self.config.layers;
-        let gathers = self.config.shard == Shard::Parameters && self.replicas() > 1;
+        let gathers = self.config.learning.shard == Shard::Parameters && self.replicas() > 1;
         let mut grads = Grads::default();
         let mut whole_weights = Vec::new();
         if gathers {
@@ -171,7 +171,7 @@ impl<'a> Step<'a> {
         let mut streams = vec![walk.alloc(Activations, own)];
         let mut saved: Vec<(Option<SavedHeads>, Option<Held>, Option<SavedRest>)> = Vec::new();
         for _ in 0..layers {
-            let recompute = self.config.recompute;
+            let recompute = self.config.learning.recompute;
             if gathers && recompute != Recompute::Blocks {
                 whole_weights.push(walk.alloc(Buffers, self.block));
             }
@@ -203,8 +203,8 @@ impl<'a> Step<'a> {
         let gradient = self.loss(walk, &mut grads);
         for (kept, heads, rest) in saved.into_iter().rev() {
             walk.free_all(streams.pop());
-            let weights =
-                (gathers && self.config.recompute == Recompute::Blocks).then(|| walk.alloc(Buffers, self.block));
+            let weights = (gathers && self.config.learning.recompute == Recompute::Blocks)
+                .then(|| walk.alloc(Buffers, self.block));
             let mut own_grads = Grads::default();
             let (heads, mut kept) = match heads {
                 Some(heads) => (heads, kept),
@@ -233,7 +233,7 @@ impl<'a> Step<'a> {
             });
             self.heads_backward(walk, kept, dheads, &mut own_grads);
             walk.free_all(seed);
-            if gathers && self.config.recompute == Recompute::Blocks {
+            if gathers && self.config.learning.recompute == Recompute::Blocks {
                 walk.free_all(own_grads.0);
                 walk.free_all(weights);
                 grads.0.push(walk.alloc(Gradients, self.part(self.block)));

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::InputError;
 use crate::config::TrainConfig;
-use crate::flags::{Recompute, Shard, TrainFlags};
+use crate::flags::{LearningFlags, Recompute, Shard, TrainFlags};
 use memory::Step;
 
 /// One way to run a configuration, and what it will take.
@@ -92,21 +92,24 @@ pub fn ways(flags: &PlanFlags) -> Result<Vec<Way>, InputError> {
     let mut refused = None;
     let mut ways = Vec::new();
     for mesh in meshes(&flags.train)? {
-        for recompute in all_or(flags.train.recompute, &RECOMPUTE) {
-            for shard in all_or(flags.train.shard, &SHARD) {
-                for tiles in all_or(flags.train.mlp_tiles, &TILES) {
+        for recompute in all_or(flags.train.learning.recompute, &RECOMPUTE) {
+            for shard in all_or(flags.train.learning.shard, &SHARD) {
+                for tiles in all_or(flags.train.learning.mlp_tiles, &TILES) {
                     let way = TrainFlags {
                         run: flags.train.run.clone().with_mesh(mesh),
-                        recompute: Some(recompute),
-                        shard: Some(shard),
-                        mlp_tiles: Some(tiles),
+                        learning: LearningFlags {
+                            recompute: Some(recompute),
+                            shard: Some(shard),
+                            mlp_tiles: Some(tiles),
+                            ..flags.train.learning.clone()
+                        },
                         ..flags.train.clone()
                     };
                     match way.resolve() {
                         // One rank has none to share with.
                         Ok(config)
                             if shard != Shard::None
-                                && flags.train.shard.is_none()
+                                && flags.train.learning.shard.is_none()
                                 && Step::new(&config).replicas() == 1 => {}
                         Ok(config) => ways.push(Way::new(config, budget, rates)),
                         Err(error) => refused = Some(error),

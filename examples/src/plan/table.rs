@@ -38,9 +38,9 @@ pub fn plan_table(ways: &[Way], all: bool) -> Table {
         let memory = &way.memory;
         table.add_row([
             way.mesh().to_string(),
-            name(way.config.recompute),
-            name(way.config.shard),
-            way.config.mlp_tiles.to_string(),
+            name(way.config.learning.recompute),
+            name(way.config.learning.shard),
+            way.config.learning.mlp_tiles.to_string(),
             bytes(memory.total()),
             bytes(memory.parameters),
             bytes(memory.gradients),
@@ -117,14 +117,14 @@ fn flags(way: &Way) -> String {
     if flags.is_empty() {
         flags.push("--ranks 1".into());
     }
-    if way.config.recompute != Recompute::None || way.config.shard == Shard::Parameters {
-        flags.push(format!("--recompute {}", name(way.config.recompute)));
+    if way.config.learning.recompute != Recompute::None || way.config.learning.shard == Shard::Parameters {
+        flags.push(format!("--recompute {}", name(way.config.learning.recompute)));
     }
-    if way.config.shard != Shard::None {
-        flags.push(format!("--shard {}", name(way.config.shard)));
+    if way.config.learning.shard != Shard::None {
+        flags.push(format!("--shard {}", name(way.config.learning.shard)));
     }
-    if way.config.mlp_tiles > 1 {
-        flags.push(format!("--mlp-tiles {}", way.config.mlp_tiles));
+    if way.config.learning.mlp_tiles > 1 {
+        flags.push(format!("--mlp-tiles {}", way.config.learning.mlp_tiles));
     }
     flags.join(" ")
 }

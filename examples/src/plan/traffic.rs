@@ -33,7 +33,7 @@ impl Step<'_> {
 
     /// Forward of attention happens again in backward where it is not kept.
     fn attention_again(&self) -> f64 {
-        match self.config.recompute {
+        match self.config.learning.recompute {
             Recompute::Blocks | Recompute::Attention => 1.0,
             Recompute::None | Recompute::AllButAttention => 0.0,
         }
@@ -80,14 +80,14 @@ impl Step<'_> {
 
     fn tensor_bytes(&self) -> Passes {
         // Forward gathers tokens before attention and before the MLP, and scatters sums after each.
-        let again = match self.config.recompute {
+        let again = match self.config.learning.recompute {
             Recompute::None => 0.0,
             Recompute::Attention => 1.0,
             Recompute::AllButAttention => 3.0,
             Recompute::Blocks => 4.0,
         };
         // A tiled MLP runs its forward pass once more.
-        let tiled = if self.config.mlp_tiles > 1 { 2.0 } else { 0.0 };
+        let tiled = if self.config.learning.mlp_tiles > 1 { 2.0 } else { 0.0 };
         Passes {
             forward: 4.0 * self.tensor_exchange(),
             backward: 6.0 * self.tensor_exchange(),
@@ -102,10 +102,10 @@ impl Step<'_> {
 
     /// Parameters gathered, again where backward runs a block again, and gradients scattered.
     fn gather_bytes(&self) -> f64 {
-        if self.config.shard != Shard::Parameters {
+        if self.config.learning.shard != Shard::Parameters {
             return 0.0;
         }
-        let times = match self.config.recompute {
+        let times = match self.config.learning.recompute {
             Recompute::Blocks => 3.0,
             Recompute::None | Recompute::Attention | Recompute::AllButAttention => 2.0,
         };
@@ -122,7 +122,7 @@ impl Step<'_> {
 
     fn gradient_bytes(&self) -> f64 {
         let alike = self.config.layers as u64 * self.alike_in_block + self.alike_elsewhere;
-        match self.config.shard {
+        match self.config.learning.shard {
             Shard::Parameters => 0.0,
             Shard::None | Shard::Optimizer => 2.0 * ELEMENT * self.copies(self.parameters(), alike),
         }
@@ -154,10 +154,10 @@ impl Step<'_> {
         let classes = (self.classes * self.hidden) as f64 * tp;
         let pairs = self.keys_seen();
         let kernel = pairs * (self.query as f64) * tp;
-        let again = |of: &[Recompute]| f64::from(u8::from(of.contains(&self.config.recompute)));
+        let again = |of: &[Recompute]| f64::from(u8::from(of.contains(&self.config.learning.recompute)));
         let projected = again(&[Recompute::Blocks, Recompute::Attention]);
         let rest = again(&[Recompute::Blocks, Recompute::AllButAttention]);
-        let tiled = f64::from(u8::from(self.config.mlp_tiles > 1));
+        let tiled = f64::from(u8::from(self.config.learning.mlp_tiles > 1));
         let layer = attention * (6.0 + 2.0 * projected)
             + mlp * (6.0 + 2.0 * rest + 2.0 * tiled)
             + kernel * (14.0 + 4.0 * projected);

@@ -14,7 +14,7 @@ use crate::RunError;
 use crate::progress::Progress;
 use crate::report::{Memory, Report, Step, median_seconds};
 use crate::summary::table;
-use crate::train::give_up_if_diverged;
+use crate::trainer::give_up_if_diverged;
 
 const PARAMETER_BYTES: usize = 4;
 

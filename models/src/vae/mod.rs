@@ -13,6 +13,7 @@ mod resample;
 mod shortcut;
 mod slice;
 
+pub use crate::import::ImportError;
 pub use block::{AttentionBlock, MidBlock, ResidualBlock};
 pub use config::VaeConfig;
 pub use conv::{CausalConv3d, CausalConv3dConfig};

@@ -1,36 +1,55 @@
-use super::VaeConfig;
+use safetensors::SafeTensors;
+
+use super::{Vae, VaeConfig};
+use crate::import::{ImportError, load};
 
 impl VaeConfig {
-    /// The name in a checkpoint of diffusers' `AutoencoderKLWan` of the parameter at a path of [`Vae`](super::Vae), such as
+    /// The name in a checkpoint of diffusers' `AutoencoderKLWan` of the parameter at a path of [`Vae`], such as
     /// `encoder.down_blocks.0.resnets.1.conv1.weight`. Its shape is the same.
     ///
     /// There, Wan 2.1's encoder is one list of blocks and steps.
     pub fn diffusers_name(&self, path: &str) -> String {
-        let mut name = path.replace("sampler.resample.", "sampler.resample.1.");
-        if self.shortcuts {
-            return name;
+        diffusers_name(path, self.shortcuts, self.res_blocks)
+    }
+}
+
+impl Vae {
+    /// The model with the weights of a checkpoint of diffusers' `AutoencoderKLWan`, in the dtype that the model has.
+    ///
+    /// # Errors
+    /// If a parameter is missing, of another shape or dtype, or the files have a tensor that is no parameter.
+    pub fn load(self, files: &[SafeTensors<'_>]) -> Result<Self, ImportError> {
+        let stage = self.encoder.down_blocks.first().expect("a VAE has a stage");
+        let (shortcuts, res_blocks) = (stage.shortcut.is_some(), stage.resnets.len());
+        load(self, files, |path| Some(diffusers_name(path, shortcuts, res_blocks)))
+    }
+}
+
+fn diffusers_name(path: &str, shortcuts: bool, res_blocks: usize) -> String {
+    let mut name = path.replace("sampler.resample.", "sampler.resample.1.");
+    if shortcuts {
+        return name;
+    }
+    name = name.replace(".upsampler.", ".upsamplers.0.");
+    let Some(rest) = name.strip_prefix("encoder.down_blocks.") else {
+        return name;
+    };
+    let parts: Vec<&str> = rest.split('.').collect();
+    let flat = |stage: &str, block: usize| {
+        let stage: usize = stage.parse().ok()?;
+        Some(stage * (res_blocks + 1) + block)
+    };
+    let found = match parts[..] {
+        [stage, "resnets", block, ref rest @ ..] => {
+            let block = block.parse().ok().and_then(|block| flat(stage, block));
+            block.map(|block| (block, rest.join(".")))
         }
-        name = name.replace(".upsampler.", ".upsamplers.0.");
-        let Some(rest) = name.strip_prefix("encoder.down_blocks.") else {
-            return name;
-        };
-        let parts: Vec<&str> = rest.split('.').collect();
-        let flat = |stage: &str, block: usize| {
-            let stage: usize = stage.parse().ok()?;
-            Some(stage * (self.res_blocks + 1) + block)
-        };
-        let found = match parts[..] {
-            [stage, "resnets", block, ref rest @ ..] => {
-                let block = block.parse().ok().and_then(|block| flat(stage, block));
-                block.map(|block| (block, rest.join(".")))
-            }
-            [stage, "downsampler", ref rest @ ..] => flat(stage, self.res_blocks).map(|block| (block, rest.join("."))),
-            _ => None,
-        };
-        match found {
-            Some((block, rest)) => format!("encoder.down_blocks.{block}.{rest}"),
-            None => name,
-        }
+        [stage, "downsampler", ref rest @ ..] => flat(stage, res_blocks).map(|block| (block, rest.join("."))),
+        _ => None,
+    };
+    match found {
+        Some((block, rest)) => format!("encoder.down_blocks.{block}.{rest}"),
+        None => name,
     }
 }
 

@@ -1,13 +1,16 @@
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::DType;
-use burn_sp::attention::{AttentionOptions, Mask, attention};
+use burn::tensor::{DType, Tensor};
+use burn_sp::attention::{AttentionOptions, KvMove, Mask, attention};
 use burn_sp::layout::{Axis, Placement};
 use burn_sp::nn::{Features, Gathered, RmsNorm, row_linear, shard_columns, shard_norm, shard_rows};
 use burn_sp::train::ParamLayouts;
 use burn_sp::{SpDevice, SpTensor};
 
-use super::VideoRotary;
+use super::{LayerCache, VideoRotary};
+
+/// The dimension of the heads in `[batch, tokens, heads, head_dim]`.
+const HEADS: usize = 2;
 
 /// Attention whose queries and keys are normed over their *whole* width, before they are heads: of the video to itself, or
 /// of the video to a text. Tensor parallelism may share out its heads.
@@ -38,27 +41,54 @@ impl VideoAttention {
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
     #[track_caller]
     pub fn attend(&self, x: SpTensor<3>, rotary: &VideoRotary, options: &AttentionOptions) -> SpTensor<3> {
-        let (q, k, v) = {
-            let x = Gathered::new(x);
-            (self.queries(&x), self.keys(&x), self.values(&x))
-        };
-        let turn = |x: SpTensor<4>| x.tokenwise(|x| rotary.apply(x));
-        self.features().merge_units(attention(turn(q), turn(k), v, options))
+        let [q, k, v] = self.turned(x, rotary);
+        self.features().merge_units(attention(q, k, v, options))
     }
 
-    /// Attention of the video to a text that every rank has whole.
+    /// [`attend`](Self::attend), to a cache as well, which takes up the keys and values of these tokens.
+    ///
+    /// The ranks of `ulysses` share out the heads of the cache, those of `ring` its tokens: what was computed once is not
+    /// sent again by the one, and travels around the other as in training.
+    #[track_caller]
+    pub fn attend_cached(
+        &self,
+        x: SpTensor<3>,
+        rotary: &VideoRotary,
+        cache: &mut LayerCache,
+        kv: KvMove,
+    ) -> SpTensor<3> {
+        let [q, k, v] = self.turned(x, rotary);
+        // In one message.
+        let packed = q.tokenwise(|q| Tensor::cat(vec![q, k.into_local(), v.into_local()], 3));
+        let packed = packed.redistribute(Axis::Ulysses, Placement::Shard(HEADS));
+        let part = |index: usize| {
+            let of = |packed: Tensor<4>| packed.narrow(3, index * self.head_dim, self.head_dim);
+            packed.clone().tokenwise(of)
+        };
+        let (k, v) = cache.extend(part(1), part(2));
+        let options = AttentionOptions {
+            mask: Mask::Full,
+            kv,
+            ..AttentionOptions::default()
+        };
+        let heads = attention(part(0), k, v, &options);
+        self.features()
+            .merge_units(heads.redistribute(Axis::Ulysses, Placement::Shard(1)))
+    }
+
+    /// Attention of the video to a text that every rank has whole, under a mask over their positions.
     ///
     /// # Shapes
     /// - `x`: `[batch, tokens, hidden]`, and so is the result; `text`: `[batch, text tokens, hidden]`
     #[track_caller]
-    pub fn forward_text(&self, x: SpTensor<3>, text: SpTensor<3>) -> SpTensor<3> {
+    pub fn forward_text(&self, x: SpTensor<3>, text: SpTensor<3>, mask: &Mask) -> SpTensor<3> {
         let q = self.queries(&Gathered::new(x));
         let (k, v) = {
             let text = Gathered::new(text);
             (self.keys(&text), self.values(&text))
         };
         let options = AttentionOptions {
-            mask: Mask::Full,
+            mask: mask.clone(),
             ..AttentionOptions::default()
         };
         let heads = self.features().merge_units(attention(q, k, v, &options));
@@ -77,6 +107,13 @@ impl VideoAttention {
             key_norm: shard_norm(self.key_norm, heads, device, layouts),
             ..self
         }
+    }
+
+    /// Queries, keys and values, the first two turned to their positions.
+    fn turned(&self, x: SpTensor<3>, rotary: &VideoRotary) -> [SpTensor<4>; 3] {
+        let x = Gathered::new(x);
+        let turn = |x: SpTensor<4>| x.tokenwise(|x| rotary.apply(x));
+        [turn(self.queries(&x)), turn(self.keys(&x)), self.values(&x)]
     }
 
     fn features(&self) -> Features {

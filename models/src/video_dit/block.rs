@@ -1,13 +1,13 @@
 use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_sp::attention::AttentionOptions;
+use burn_sp::attention::{AttentionOptions, Mask};
 use burn_sp::layout::Placement;
 use burn_sp::nn::{Dropout, LayerNorm, row_linear};
 use burn_sp::train::{ParamLayouts, checkpoint_with};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::{FrameRuns, VideoAttention, VideoRotary};
+use super::{FrameRuns, LayerCache, VideoAttention, VideoRotary};
 use crate::transformer::{MemoryOptions, Mlp, Recompute};
 
 /// Self-attention and MLP, each modulated by the time of the token's frame, and between them attention to the text.
@@ -36,6 +36,8 @@ pub struct VideoContext {
     pub rotary: VideoRotary,
     /// Mask of self-attention.
     pub attention: AttentionOptions,
+    /// Mask of attention to the text.
+    pub text: Mask,
 }
 
 /// Parts of a block that run behind the heads of self-attention: its output layer and all the rest.
@@ -91,6 +93,27 @@ impl VideoBlock {
         }
     }
 
+    /// [`forward`](Self::forward) of tokens that see a cache and one another; the context's mask of self-attention is not
+    /// asked. Nothing of it is computed again.
+    #[track_caller]
+    pub fn forward_cached(
+        &self,
+        x: SpTensor<3>,
+        vectors: Tensor<4>,
+        text: SpTensor<3>,
+        context: &VideoContext,
+        cache: &mut LayerCache,
+    ) -> SpTensor<3> {
+        let vectors = self.vectors(vectors);
+        let normed = x
+            .clone()
+            .tokenwise(|x| modulated(x, &vectors, 0, self.epsilon, &context.frames));
+        let heads = self
+            .attention
+            .attend_cached(normed, &context.rotary, cache, context.attention.kv);
+        rest(&self.rest(), (x, heads, vectors, text), self.epsilon, context, 1)
+    }
+
     /// This rank's part; see [`VideoDit::shard`](super::VideoDit::shard).
     pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
         Self {
@@ -140,7 +163,7 @@ fn rest(
     let gated = |branch: SpTensor<3>, gate: usize| branch.tokenwise(|y| frames.gate(y, vector(&vectors, gate)));
     let branch = gated(row_linear(heads, output, Placement::Shard(1)), 2);
     let (x, normed) = text_norm.forward_residual(x, branch, Dropout { probability: 0.0 }, None);
-    let x = x + text_attention.forward_text(normed, text);
+    let x = x + text_attention.forward_text(normed, text, &context.text);
     let normed = x.clone().tokenwise(|x| modulated(x, &vectors, 3, epsilon, frames));
     x + gated(mlp.forward_tiled(normed, mlp_tiles), 5)
 }

@@ -153,6 +153,7 @@ impl VideoDitConfig {
                 epsilon: self.epsilon,
             },
             patch_size: self.patch_size,
+            channels: self.channels,
         };
         burn_sp::initialize(&model);
         model

@@ -2,7 +2,7 @@ use burn::tensor::{Tensor, TensorData};
 use burn_sp::layout::{Axis, Layout, Split};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::{VideoGrid, input_patches};
+use super::{FrameBlocks, VideoGrid, input_patches};
 
 /// A rank's part of a batch of videos. A rank that never has the whole batch makes the patches of its own tokens with
 /// [`SpTensor::from_local`].
@@ -18,6 +18,9 @@ pub struct VideoInput {
     /// States of the text encoder, `[batch, text tokens, text_dim]`, samples laid out as those of the patches, all tokens
     /// on every rank. Every one of them is attended: a checkpoint trained on padded texts wants its padding.
     pub text: SpTensor<3>,
+    /// If given, the text holds a prompt for each of these blocks, one after another and equally long, and a block attends
+    /// its own alone.
+    pub prompts: Option<FrameBlocks>,
 }
 
 impl VideoInput {
@@ -53,6 +56,7 @@ impl VideoInput {
             patches: device.distribute(patches, &layout),
             times,
             text: device.distribute(text, &samples),
+            prompts: None,
         }
     }
 

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use burn_sp::attention::{Blocks, Mask};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +30,36 @@ impl FrameBlocks {
             image_first: true,
             ..self
         }
+    }
+
+    /// The block that a frame lies in.
+    ///
+    /// # Panics
+    /// If a block is empty.
+    pub fn block_of(&self, frame: usize) -> usize {
+        match (self.image_first, frame) {
+            (false, _) => frame / self.frames,
+            (true, 0) => 0,
+            (true, _) => 1 + (frame - 1) / self.frames,
+        }
+    }
+
+    /// How many blocks so many frames are; the last may have fewer.
+    ///
+    /// # Panics
+    /// If a block is empty.
+    pub fn count(&self, frames: usize) -> usize {
+        frames.checked_sub(1).map_or(0, |last| self.block_of(last) + 1)
+    }
+
+    /// The frames of a block, of so many frames in all.
+    pub fn range(&self, block: usize, frames: usize) -> Range<usize> {
+        let start = |block: usize| match (self.image_first, block) {
+            (false, _) => block * self.frames,
+            (true, 0) => 0,
+            (true, _) => 1 + (block - 1) * self.frames,
+        };
+        start(block).min(frames)..start(block + 1).min(frames)
     }
 
     /// As blocks of tokens.

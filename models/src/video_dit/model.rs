@@ -1,13 +1,17 @@
 use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_sp::attention::{AttentionOptions, KvMove};
+use burn_sp::attention::{AttentionOptions, KvMove, Positions};
 use burn_sp::layout::{Axis, Split};
-use burn_sp::train::ParamLayouts;
+use burn_sp::train::{ParamLayouts, ParamShards};
 use burn_sp::{SpDevice, SpTensor};
 
 use super::block::modulated;
-use super::{FrameRuns, TextEmbedding, TimeEmbedding, VideoBlock, VideoContext, VideoInput, VideoMask, VideoRotary};
+use super::prompts::text_mask;
+use super::{
+    FrameRuns, TextEmbedding, TimeEmbedding, VideoBlock, VideoCache, VideoContext, VideoGrid, VideoInput, VideoMask,
+    VideoRotary,
+};
 use crate::transformer::MemoryOptions;
 
 /// What a forward pass depends on beside its input.
@@ -85,6 +89,8 @@ pub struct VideoDit {
     pub head: VideoHead,
     /// Latents of a patch from top to bottom, and from left to right.
     pub patch_size: usize,
+    /// Channels of the latents.
+    pub channels: usize,
 }
 
 impl VideoDit {
@@ -113,31 +119,96 @@ impl VideoDit {
     #[track_caller]
     pub fn forward(&self, input: &VideoInput, options: &VideoOptions) -> SpTensor<3> {
         check(input, &options.mask);
-        let grid = &input.grid;
-        // Those of attention, where no token is sharded over tp.
-        let positions = input.patches.positions(1);
-        let x = input.patches.clone().shard(Axis::Tp, 1, Split::Contiguous);
-        let frames = FrameRuns::new(&x.positions(1), grid.tokens_per_frame());
+        let context = self.context(input, 0, options);
+        let (shards, memory) = (&options.memory.shards, &options.memory);
+        self.through(input, context, shards, |_, block, x, vectors, text, context| {
+            block.forward(x, vectors, text, context, memory)
+        })
+    }
+
+    /// The velocity of the tokens of a block of frames, which see one another and the frames that a cache has: for
+    /// sampling, block after block. The cache takes up the block; the same block once more takes its own place, as it does
+    /// from step to step, and in the end when it is clean.
+    ///
+    /// The input's grid and times are of the block's frames. The options' mask is not asked, nor is anything computed
+    /// again: there is no backward.
+    ///
+    /// # Shapes
+    /// - returns what [`forward`](Self::forward) does
+    ///
+    /// # Panics
+    /// If the block is not the next one or the last, or has no place in the cache's window.
+    #[track_caller]
+    pub fn forward_cached(
+        &self,
+        input: &VideoInput,
+        first_frame: usize,
+        cache: &mut VideoCache,
+        options: &VideoOptions,
+    ) -> SpTensor<3> {
+        check(input, &VideoMask::Full);
+        cache.expect(first_frame, &input.grid);
+        let context = self.context(input, first_frame, options);
+        let layers = cache.layers();
+        assert!(
+            layers.len() == self.blocks.len(),
+            "video dit: a cache of {} blocks for a model of {}",
+            layers.len(),
+            self.blocks.len()
+        );
         let shards = &options.memory.shards;
-        let (time, vectors) = shards.gather(&self.time).forward(&input.times_at(frames.frames()));
-        let text = shards.gather(&self.text);
-        let text = input.text.clone().tokenwise(|states| text.forward(states));
-        let patch = shards.gather(&self.patch);
-        let mut x = x.tokenwise(|x| patch.forward(x));
+        self.through(input, context, shards, |index, block, x, vectors, text, context| {
+            let block = shards.gather(block);
+            block.forward_cached(x, vectors, text, context, &mut layers[index])
+        })
+    }
+
+    /// What all blocks depend on: frames count through the video from the input's first one.
+    fn context(&self, input: &VideoInput, first_frame: usize, options: &VideoOptions) -> VideoContext {
+        let grid = &input.grid;
+        let x = input.patches.clone().shard(Axis::Tp, 1, Split::Contiguous);
+        // Those of attention, where no token is sharded over tp.
+        let before = first_frame * grid.tokens_per_frame();
+        let positions = input.patches.positions(1);
+        let ranges = positions.ranges().iter();
+        let positions = Positions::new(ranges.map(|range| before + range.start..before + range.end));
+        let video = VideoGrid {
+            frames: first_frame + grid.frames,
+            ..*grid
+        };
         let head_dim = self.blocks.first().map_or(0, |block| block.attention.head_dim);
         let (dtype, device) = (x.local().dtype(), x.local().device());
-        let context = VideoContext {
-            frames,
-            rotary: VideoRotary::new(grid, &positions, head_dim, dtype, &device),
+        VideoContext {
+            frames: FrameRuns::new(&x.positions(1), grid.tokens_per_frame()),
+            rotary: VideoRotary::new(&video, &positions, head_dim, dtype, &device),
             attention: AttentionOptions {
                 mask: options.mask.over(grid),
                 kv: options.kv,
                 ..AttentionOptions::default()
             },
-        };
+            text: text_mask(input.prompts, grid, input.text.global_shape()[1]),
+        }
+    }
+
+    /// From patches to velocities, through blocks that run as given.
+    fn through(
+        &self,
+        input: &VideoInput,
+        context: VideoContext,
+        shards: &ParamShards,
+        mut run: impl FnMut(usize, &VideoBlock, SpTensor<3>, Tensor<4>, SpTensor<3>, &VideoContext) -> SpTensor<3>,
+    ) -> SpTensor<3> {
+        let x = input.patches.clone().shard(Axis::Tp, 1, Split::Contiguous);
+        let (time, vectors) = shards
+            .gather(&self.time)
+            .forward(&input.times_at(context.frames.frames()));
+        let text = shards.gather(&self.text);
+        let text = input.text.clone().tokenwise(|states| text.forward(states));
+        let patch = shards.gather(&self.patch);
+        let mut x = x.tokenwise(|x| patch.forward(x));
         for (index, block) in self.blocks.iter().enumerate() {
             let _span = tracing::trace_span!("block", number = index).entered();
-            x = block.forward(x, vectors.clone(), text.clone(), &context, &options.memory);
+            x = run(index, block, x, vectors.clone(), text.clone(), &context);
         }
         let head = shards.gather(&self.head);
         x.tokenwise(|x| head.forward(x, time, &context.frames))

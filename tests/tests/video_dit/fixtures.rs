@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_sp::attention::AttentionOptions;
+use burn_sp::attention::{AttentionOptions, Mask};
 use burn_sp::layout::{Axis, Layout, MeshShape, Split};
 use burn_sp::train::{LossShare, sum_gradients};
 use burn_sp::{SpDevice, SpTensor, launch_module};
@@ -285,6 +285,7 @@ fn the_stages_are_pytorchs() {
                     mask: VideoMask::Full.over(&GRID),
                     ..Default::default()
                 },
+                text: Mask::Full,
             };
             x = x.shard(Axis::Tp, 1, Split::Contiguous);
             for (index, block) in model.blocks.iter().enumerate() {
