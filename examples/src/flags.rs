@@ -136,11 +136,11 @@ pub struct RunFlags {
     #[arg(long, value_enum)]
     pub device: Option<DeviceKind>,
 
-    /// Tokens of a sequence, at most 134217728 [default: 1024]
+    /// Tokens of a sequence, at most 134217728 [default: 1024; train-video-dit: those of a clip]
     #[arg(long, value_name = "N")]
     pub seq_len: Option<usize>,
 
-    /// Sequences of a micro-step, over all ranks; dp splits them [default: 2]
+    /// Sequences of a micro-step, over all ranks; dp splits them [default: 2; train-video-dit: 1 for each rank of dp]
     #[arg(long, value_name = "N")]
     pub batch: Option<usize>,
 

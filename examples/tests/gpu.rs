@@ -8,6 +8,7 @@ use burn_sp_examples::progress::Progress;
 use burn_sp_examples::report::Report;
 use burn_sp_examples::spatial_temporal::{self, SpatialTemporalFlags};
 use burn_sp_examples::train::train;
+use burn_sp_examples::train_video::{self, VideoTrainFlags};
 
 fn run(line: &str) -> Report {
     let tiny =
@@ -73,5 +74,31 @@ fn space_and_time_on_the_device() {
     };
     for (a, b) in run("--device flex").into_iter().zip(run("--device wgpu")) {
         assert!((a - b).abs() <= 1e-3 * a.abs(), "{a} and {b}");
+    }
+}
+
+/// Trains, and samples with and without a window.
+#[test]
+fn a_video_model_trains_as_on_the_cpu() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-video");
+    std::fs::create_dir_all(&folder).unwrap();
+    let run = |line: &str| {
+        let tiny = "--hidden 32 --layers 2 --heads 2 --height 16 --frames 5 --steps 3 --sample-steps 2 --timeout 60";
+        let line = format!(
+            "train-video-dit {tiny} --sample {} {line}",
+            folder.join("samples").display()
+        );
+        let flags: VideoTrainFlags = flags::parse(line.split_whitespace().map(OsString::from)).unwrap();
+        let report = train_video::train(&flags.resolve().unwrap(), &Progress::quiet()).unwrap();
+        report.steps.iter().map(|step| step.loss).collect::<Vec<_>>()
+    };
+    for (mode, mesh) in [
+        ("--image-to-video --recompute blocks", "--ring 2"),
+        ("--forcing diffusion --window 3 --sink 1", "--ulysses 2"),
+    ] {
+        let pairs = run(&format!("{mode} --ranks 1")).into_iter();
+        for (a, b) in pairs.zip(run(&format!("{mode} --device wgpu {mesh}"))) {
+            assert!((a - b).abs() <= 1e-3 * a.abs(), "{mode} {mesh}: {a} and {b}");
+        }
     }
 }

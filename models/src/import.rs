@@ -13,6 +13,9 @@ pub enum ImportError {
     /// It has other names than those known.
     #[error("no tensor is called {0:?} (diffusers) or {1:?} (Wan); use a checkpoint of either")]
     Naming(String, String),
+    /// Its configuration is of another kind of model.
+    #[error("the configuration: {0}")]
+    Config(String),
     /// It lacks a parameter.
     #[error(
         "the checkpoint has no {name:?}, which is the model's {path}; give all of its files, and its configuration"

@@ -12,5 +12,7 @@ mod video_dit {
     mod ranks;
     mod sampling;
     mod tiny;
+    mod together;
+    mod traffic;
     mod training;
 }

@@ -1,13 +1,15 @@
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 use burn_sp::layout::{AttentionWorkload, Links, MeshShape};
 use burn_sp_models::vae::VaeConfig;
 use burn_sp_models::video_dit::{Forcing, FrameBlocks, VideoDitConfig, VideoGrid, VideoObjective, VideoSamplerConfig};
+use indicatif::HumanCount;
 use serde::{Deserialize, Serialize};
 
-use super::flags::{ForcingFlag, SolverFlag, VaeShape, VideoModelFlags, VideoTrainFlags};
+use super::flags::{ForcingFlag, SolverFlag, VideoModelFlags, VideoTrainFlags};
 use crate::InputError;
-use crate::config::{LearningConfig, RunConfig, at_least_one, refuse};
+use crate::config::{LearningConfig, MAX_TOKENS, RunConfig, at_least_one, refuse};
 use crate::flags::RunFlags;
 
 /// Elements are f32.
@@ -15,6 +17,17 @@ const ELEMENT_BYTES: usize = 4;
 
 /// Channels of a pixel.
 const PIXEL_CHANNELS: usize = 3;
+
+/// Of any size: no product of a few overflows.
+const MAX_SIZE: usize = 1 << 20;
+
+/// The value of a flag that is a size.
+fn size(flag: &str, value: Option<usize>, default: usize) -> Result<usize, InputError> {
+    match at_least_one(flag, value, default)? {
+        size if size > MAX_SIZE => refuse(format!("{flag} {size}: use at most {MAX_SIZE}")),
+        size => Ok(size),
+    }
+}
 
 /// A training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,7 +41,9 @@ pub struct VideoTrainConfig {
     pub height: usize,
     pub width: usize,
     pub vae: Option<PathBuf>,
-    pub vae_shape: VaeShape,
+    /// That of the VAE's folder.
+    #[serde(skip)]
+    pub vae_config: Option<VaeConfig>,
     pub forcing: ForcingFlag,
     pub block: usize,
     pub image_to_video: bool,
@@ -72,9 +87,9 @@ impl VideoTrainFlags {
             text_dim,
             ref weights,
         } = self.model;
-        let hidden = at_least_one("--hidden", hidden, 128)?;
-        let height = at_least_one("--height", self.height, 32)?;
-        let frames = at_least_one("--frames", self.frames, 8)?;
+        let hidden = size("--hidden", hidden, 128)?;
+        let height = size("--height", self.height, 32)?;
+        let frames = size("--frames", self.frames, 8)?;
         let dp = self.run.dp.unwrap_or(1);
         let config = VideoTrainConfig {
             // Until the mesh can be chosen.
@@ -82,14 +97,21 @@ impl VideoTrainFlags {
             video: self.video.clone(),
             frames,
             height,
-            width: at_least_one("--width", self.width, height)?,
+            width: size("--width", self.width, height)?,
             vae: self.vae.clone(),
-            vae_shape: self.vae_shape.unwrap_or_default(),
+            vae_config: self.vae.as_deref().map(read_vae_config).transpose()?,
             forcing: self.forcing.unwrap_or_default(),
-            block: at_least_one("--block", self.block, 2)?,
+            block: size("--block", self.block, 2)?,
             image_to_video: self.image_to_video.unwrap_or(false),
-            window: self.window,
-            sink: self.sink.unwrap_or(0),
+            window: self.window.map(|window| window.min(MAX_SIZE)),
+            sink: match self.sink {
+                Some(sink) if sink > 0 && self.window.is_none() => {
+                    return refuse(format!(
+                        "--sink {sink}: without a window all frames stay visible; give --window, or leave it out"
+                    ));
+                }
+                sink => sink.unwrap_or(0).min(MAX_SIZE),
+            },
             shift: self.shift.unwrap_or(5.0),
             text_dropout: self.text_dropout.unwrap_or(0.0),
             learning: self.learning.resolve(1e-3)?,
@@ -98,19 +120,19 @@ impl VideoTrainFlags {
                 Some(0) => return refuse("--sample-every 0: use at least 1, or leave it out for after the last step"),
                 every => every,
             },
-            samples: at_least_one("--samples", self.samples, dp.max(2))?,
-            sample_frames: at_least_one("--sample-frames", self.sample_frames, frames)?,
-            sample_steps: at_least_one("--sample-steps", self.sample_steps, 20)?,
+            samples: size("--samples", self.samples, dp.max(2))?,
+            sample_frames: size("--sample-frames", self.sample_frames, frames)?,
+            sample_steps: size("--sample-steps", self.sample_steps, 20)?,
             solver: self.solver.unwrap_or_default(),
             guidance: self.guidance.unwrap_or(1.0),
-            fps: at_least_one("--fps", self.fps, 8)?,
+            fps: size("--fps", self.fps, 8)?,
             hidden,
-            layers: at_least_one("--layers", layers, 4)?,
-            heads: at_least_one("--heads", heads, 4)?,
-            ffn: at_least_one("--ffn", ffn, 4 * hidden)?,
-            patch: at_least_one("--patch", patch, if self.vae.is_some() { 2 } else { 4 })?,
-            text_tokens: at_least_one("--text-tokens", text_tokens, 16)?,
-            text_dim: at_least_one("--text-dim", text_dim, 64)?,
+            layers: size("--layers", layers, 4)?,
+            heads: size("--heads", heads, 4)?,
+            ffn: size("--ffn", ffn, 4 * hidden)?,
+            patch: size("--patch", patch, if self.vae.is_some() { 2 } else { 4 })?,
+            text_tokens: size("--text-tokens", text_tokens, 16)?,
+            text_dim: size("--text-dim", text_dim, 64)?,
             weights: weights.clone(),
         };
         let tokens = config.check()?;
@@ -124,6 +146,17 @@ impl VideoTrainFlags {
             return refuse(format!(
                 "--seq-len {given}: what is trained on has {tokens} tokens, by --frames, --height, --width, --patch and \
                  --forcing; leave it out"
+            ));
+        }
+        let sequence = match self.run.mesh()? {
+            Some(mesh) => mesh.with_dp(1),
+            None => MeshShape::ulysses(self.run.ranks.unwrap_or(2)),
+        };
+        if !sequence.fits(tokens) {
+            return refuse(format!(
+                "{} ranks share {tokens} tokens ({sequence}): a rank would have none; use fewer ranks, more --frames or a \
+                 smaller --patch",
+                sequence.ranks()
             ));
         }
         let run = run.resolve(|run| {
@@ -148,13 +181,23 @@ impl VideoTrainFlags {
     }
 }
 
+fn read_vae_config(folder: &Path) -> Result<VaeConfig, InputError> {
+    let file = folder.join("config.json");
+    let wrong = |error: &dyn Display| {
+        InputError(format!(
+            "--vae {}: {error}; name a folder with config.json and safetensors files of diffusers' AutoencoderKLWan",
+            file.display()
+        ))
+    };
+    let json = std::fs::read_to_string(&file).map_err(|error| wrong(&error))?;
+    VaeConfig::from_diffusers(&json).map_err(|error| wrong(&error))
+}
+
 impl VideoTrainConfig {
     /// Checks what the mesh does not matter for; returns the tokens of a sequence.
     fn check(&self) -> Result<usize, InputError> {
-        let [square, what] = match &self.vae {
-            Some(_) => [self.patch * self.vae_config().spatial_stride(), 1],
-            None => [self.patch, 0],
-        };
+        let square = self.patch * self.latents().1;
+        let what = usize::from(self.vae.is_some());
         for (flag, pixels) in [("--height", self.height), ("--width", self.width)] {
             if !pixels.is_multiple_of(square) {
                 let of = ["--patch", "the VAE's stride times --patch"][what];
@@ -163,6 +206,28 @@ impl VideoTrainConfig {
                     pixels.next_multiple_of(square)
                 ));
             }
+        }
+        if self.image_to_video && self.frames == 1 {
+            return refuse(
+                "--image-to-video --frames 1: the only frame is given, so nothing is left to learn; use --frames 2",
+            );
+        }
+        if !self.hidden.is_multiple_of(2 * self.heads) {
+            return refuse(format!(
+                "--hidden {} --heads {}: a head must have an even number of elements; use --hidden {}",
+                self.hidden,
+                self.heads,
+                self.hidden.next_multiple_of(2 * self.heads)
+            ));
+        }
+        if !(self.shift.is_finite() && self.shift > 0.0) {
+            return refuse(format!("--shift {}: use one above 0, such as 5", self.shift));
+        }
+        if !(0.0..=1.0).contains(&self.text_dropout) {
+            return refuse(format!("--text-dropout {}: use 0 to 1", self.text_dropout));
+        }
+        if !self.guidance.is_finite() {
+            return refuse(format!("--guidance {}: use 1, or above", self.guidance));
         }
         if self.window.is_some_and(|window| window < self.sink + self.block) {
             return refuse(format!(
@@ -186,27 +251,30 @@ impl VideoTrainConfig {
             self.sample.as_deref(),
             self.sample.as_deref().and_then(|path| path.parent()),
         ];
-        if let Some(file) = sheet.filter(|path| path.is_file()) {
+        if let Some(file) = sheet.filter(|path| path.exists() && !path.is_dir()) {
             return refuse(format!("--sample {}: that is a file; name a folder", file.display()));
         }
         if let Some(folder) = folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
             return refuse(format!("--sample: {} is no folder; make it first", folder.display()));
         }
-        Ok(self.objective().mask().copies() * self.grid().tokens())
-    }
-
-    /// The VAE, if there is one.
-    pub fn vae_config(&self) -> VaeConfig {
-        match self.vae_shape {
-            VaeShape::Wan21 => VaeConfig::wan21(),
-            VaeShape::Wan22 => VaeConfig::wan22(),
+        let tokens = self.objective().mask().copies() * self.grid().tokens();
+        if tokens > MAX_TOKENS {
+            return refuse(format!(
+                "--frames {} --height {} --width {}: {} tokens; {} at most work, so use fewer frames or a larger --patch",
+                self.frames,
+                self.height,
+                self.width,
+                HumanCount(tokens as u64),
+                HumanCount(MAX_TOKENS as u64)
+            ));
         }
+        Ok(tokens)
     }
 
     /// Channels of the latents, and how many pixels are one of them from top to bottom.
     pub fn latents(&self) -> (usize, usize) {
-        match &self.vae {
-            Some(_) => (self.vae_config().latent_channels, self.vae_config().spatial_stride()),
+        match &self.vae_config {
+            Some(vae) => (vae.latent_channels, vae.spatial_stride()),
             None => (PIXEL_CHANNELS, 1),
         }
     }
@@ -223,8 +291,8 @@ impl VideoTrainConfig {
 
     /// Frames of the video that so many latent frames are.
     pub fn video_frames(&self, latents: usize) -> usize {
-        match &self.vae {
-            Some(_) => 1 + self.vae_config().temporal_stride() * (latents - 1),
+        match &self.vae_config {
+            Some(vae) => 1 + vae.temporal_stride() * (latents - 1),
             None => latents,
         }
     }

@@ -12,17 +12,6 @@ const OBJECTIVE: &str = "Objective";
 
 const SAMPLES: &str = "Samples";
 
-/// Shapes of VAEs that are known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum VaeShape {
-    /// Wan 2.1: 16 channels, 4 frames of 8 x 8 pixels a latent.
-    #[default]
-    Wan21,
-    /// Wan 2.2: 48 channels, 4 frames of 16 x 16 pixels a latent.
-    Wan22,
-}
-
 /// Names of [`Forcing`] on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -128,13 +117,10 @@ pub struct VideoTrainFlags {
     #[arg(long, value_name = "N", help_heading = VIDEO)]
     pub width: Option<usize>,
 
-    /// Train on latents of this VAE (diffusers' safetensors) instead of pixels
-    #[arg(long, value_name = "FILE", help_heading = VIDEO)]
+    /// Train on latents of the VAE in this folder instead of pixels: config.json and safetensors files of diffusers'
+    /// AutoencoderKLWan
+    #[arg(long, value_name = "DIR", help_heading = VIDEO)]
     pub vae: Option<PathBuf>,
-
-    /// The shape of that VAE [default: wan21]
-    #[arg(long, value_enum, help_heading = VIDEO)]
-    pub vae_shape: Option<VaeShape>,
 
     /// What a block of frames sees of earlier ones while it learns: clean frames or noisy ones [default: teacher]
     #[arg(long, value_enum, help_heading = OBJECTIVE)]

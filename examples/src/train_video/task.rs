@@ -26,6 +26,11 @@ pub fn train(config: &VideoTrainConfig, progress: &Progress) -> Result<Report, R
     let data = Dataset::open(config.video.as_deref())?;
     let frames = config.video_frames(config.frames);
     let sampler = data.sampler(frames)?;
+    for clip in data.clips() {
+        // Vectors that were read may be of another width.
+        let embedded = clip.captions.embed(0, config.text_tokens, config.text_dim);
+        embedded.map_err(|error| InputError(format!("video {}: {error}", clip.footage.path().display())))?;
+    }
     let vae = vae(config)?.map(Mutex::new);
     memory::unranked_work_for_rank_0(config.run.ranks == 1);
     progress.line(&config.run.mesh_line());
@@ -73,9 +78,24 @@ fn model(config: &VideoTrainConfig) -> Result<VideoDit, InputError> {
 }
 
 fn vae(config: &VideoTrainConfig) -> Result<Option<Vae>, InputError> {
-    let Some(file) = &config.vae else { return Ok(None) };
-    let vae = config.vae_config().init(&Device::flex());
-    load("--vae", std::slice::from_ref(file), |files| vae.load(files)).map(Some)
+    let (Some(folder), Some(vae)) = (&config.vae, &config.vae_config) else {
+        return Ok(None);
+    };
+    let wrong = |error: std::io::Error| InputError(format!("--vae {}: {error}", folder.display()));
+    let entries = std::fs::read_dir(folder).map_err(wrong)?;
+    let mut files = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<PathBuf>, _>>()
+        .map_err(wrong)?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "safetensors"));
+    if files.is_empty() {
+        return Err(InputError(format!(
+            "--vae {}: no safetensors file is in it; give diffusers' folder of an AutoencoderKLWan",
+            folder.display()
+        )));
+    }
+    let vae = vae.init(&Device::flex());
+    load("--vae", &files, |files| vae.load(files)).map(Some)
 }
 
 fn load<M, E: std::fmt::Display>(
@@ -87,7 +107,9 @@ fn load<M, E: std::fmt::Display>(
     let read = |file: &PathBuf| std::fs::read(file).map_err(|error| wrong(file, &error));
     let bytes: Vec<Vec<u8>> = files.iter().map(read).collect::<Result<_, _>>()?;
     let named = files.iter().zip(&bytes);
-    let parsed = named.map(|(file, bytes)| SafeTensors::deserialize(bytes).map_err(|error| wrong(file, &error)));
+    let parsed = named.map(|(file, bytes)| {
+        SafeTensors::deserialize(bytes).map_err(|error| wrong(file, &format!("not a safetensors file: {error}")))
+    });
     let parsed: Vec<SafeTensors> = parsed.collect::<Result<_, _>>()?;
     load(&parsed).map_err(|error| InputError(format!("{flag}: {error}")))
 }

@@ -108,7 +108,7 @@ impl Captions {
             Self::Prompts(prompts) => Ok(embed(&prompts[block % prompts.len()], tokens, dim)),
             Self::Embedded { dim: found, .. } if *found != dim => Err(InputError(format!(
                 "captions: vectors of {found} numbers were read, but the model wants {dim}; use the text encoder that it \
-                 was made for, or a text width of {found}"
+                 was made for, or --text-dim {found}"
             ))),
             Self::Embedded {
                 blocks,

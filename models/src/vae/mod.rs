@@ -4,6 +4,7 @@ mod block;
 mod config;
 mod conv;
 mod decoder;
+mod diffusers;
 mod encoder;
 mod frames;
 mod model;

@@ -124,88 +124,89 @@ impl VideoPartition {
     #[track_caller]
     pub fn sample(&self, batch: VideoBatch, key: VideoKey) -> VideoSample {
         let patch = self.check(&batch);
-        let VideoBatch {
-            latents,
-            texts,
-            valid_frames,
-        } = batch;
-        let [_, channels, _, height, width] = latents.dims();
-        let features = channels * patch * patch;
-        let (dtype, device) = (latents.dtype(), latents.device());
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let own = |values: Vec<f64>, shape: [usize; 5]| {
-            let data = TensorData::new(values, shape).convert_dtype(wide);
-            Tensor::<5>::from_data(data, (&device, wide))
-        };
-
-        // Noise levels by frame, and the noisy latents.
         let states: Vec<Vec<FrameState>> = (0..self.batch)
-            .map(|sample| self.states(sample, valid_frames.get(sample).copied(), key))
+            .map(|sample| self.states(sample, batch.valid_frames.get(sample).copied(), key))
             .collect();
-        let (samples, frames) = (self.samples.len(), self.frames.len());
-        let of_frames = self
-            .samples
-            .clone()
-            .flat_map(|sample| self.frames.iter().map(move |frame| (sample, *frame)));
-        let levels = of_frames.clone().map(|(sample, frame)| states[sample][frame].level);
-        let levels = own(levels.collect(), [samples, 1, frames, 1, 1]);
-        let noise = of_frames
-            .flat_map(|(sample, frame)| key.noise(sample, frame, channels * height * width))
-            .collect::<Vec<f32>>();
-        let data = TensorData::new(noise, [samples, frames, channels, height, width]).convert_dtype(wide);
-        let noise = Tensor::<5>::from_data(data, (&device, wide)).swap_dims(1, 2);
-        let clean = latents.cast(wide);
-        let noisy = clean.clone() * (1.0 - levels.clone()) + noise.clone() * levels;
+        let dtype = batch.latents.dtype();
+        let (clean, noisy, velocity) = self.noised(batch.latents, &states, key);
 
-        // This rank's tokens of each copy of the video.
-        let copies = self.objective.mask().copies();
-        let zeros = || Tensor::zeros([samples, 0, features], (&device, wide));
-        let (mut patches, mut target) = (vec![], vec![]);
-        let in_patches = [&clean, &noisy].map(|latents| input_patches(latents.clone(), patch));
-        let velocity = output_patches(noise - clean, patch);
-        for (copy, range) in self.held_tokens() {
-            let of = |tensor: &Tensor<3>| tensor.clone().slice_dim(1, range.clone());
-            let bears = copy + 1 == copies;
-            patches.push(of(&in_patches[usize::from(bears)]));
-            target.push(if bears {
-                of(&velocity)
-            } else {
-                of(&velocity).zeros_like()
-            });
-        }
-        let joined = |parts: Vec<Tensor<3>>| {
-            if parts.is_empty() {
-                zeros()
-            } else {
-                Tensor::cat(parts, 1)
-            }
-        };
-        let lay = |tensor: Tensor<3>| {
-            let [.., features] = tensor.dims();
-            SpTensor::from_local(tensor, self.layout(features), &self.device)
-        };
+        let in_patches = |latents| input_patches(latents, patch);
+        let patches = self.in_copies(in_patches(clean), in_patches(noisy));
+        let velocity = output_patches(velocity, patch);
+        let target = self.in_copies(velocity.zeros_like(), velocity);
+        let weights = self.weights(&states, &target.device(), target.dtype());
 
-        let [_, prompts, text_tokens, text_dim] = texts.dims();
-        let text_layout = |shape: [usize; 3]| Layout::replicated(shape).shard(0, Axis::Dp, Split::Contiguous);
-        let texts = self.with_dropped_texts(texts.reshape([samples, prompts * text_tokens, text_dim]), key);
+        let [samples, prompts, tokens, text_dim] = batch.texts.dims();
+        let texts = batch.texts.reshape([samples, prompts * tokens, text_dim]);
+        let texts = self.with_dropped_texts(texts, key);
+        let text_layout = Layout::replicated([self.batch, prompts * tokens, text_dim]);
+        let text_layout = text_layout.shard(0, Axis::Dp, Split::Contiguous);
+
         let bearing = states.iter().flatten().filter(|state| state.weight.is_some()).count();
+        let [.., features] = target.dims();
         VideoSample {
             mask: self.objective.mask(),
-            weights: lay(self.weights(&states, &device, wide)),
             input: VideoInput {
                 grid: self.grid,
-                patches: lay(joined(patches).cast(dtype)),
+                patches: self.lay(patches.cast(dtype)),
                 times: self.times(&states),
-                text: SpTensor::from_local(
-                    texts,
-                    text_layout([self.batch, prompts * text_tokens, text_dim]),
-                    &self.device,
-                ),
+                text: SpTensor::from_local(texts, text_layout, &self.device),
                 prompts: (prompts > 1).then(|| self.objective.blocks()),
             },
-            target: lay(joined(target)),
+            target: self.lay(target),
+            weights: self.lay(weights),
             count: (bearing * self.grid.tokens_per_frame() * features) as u64,
         }
+    }
+
+    /// Of this rank's samples and frames, in f32 at least: the clean latents, the noisy ones, and the velocity between.
+    fn noised(
+        &self,
+        latents: Tensor<5>,
+        states: &[Vec<FrameState>],
+        key: VideoKey,
+    ) -> (Tensor<5>, Tensor<5>, Tensor<5>) {
+        let [samples, channels, frames, height, width] = latents.dims();
+        let wide = if latents.dtype() == DType::F64 {
+            DType::F64
+        } else {
+            DType::F32
+        };
+        let device = latents.device();
+        let tensor = |data: TensorData| Tensor::<5>::from_data(data.convert_dtype(wide), (&device, wide));
+        let of_frames = || {
+            let own = self.samples.clone();
+            own.flat_map(|sample| self.frames.iter().map(move |frame| (sample, *frame)))
+        };
+        let levels: Vec<f64> = of_frames().map(|(sample, frame)| states[sample][frame].level).collect();
+        let levels = tensor(TensorData::new(levels, [samples, 1, frames, 1, 1]));
+        let noise: Vec<f32> = of_frames()
+            .flat_map(|(sample, frame)| key.noise(sample, frame, channels * height * width))
+            .collect();
+        let noise = tensor(TensorData::new(noise, [samples, frames, channels, height, width])).swap_dims(1, 2);
+        let clean = latents.cast(wide);
+        let noisy = clean.clone() * (1.0 - levels.clone()) + noise.clone() * levels;
+        (clean.clone(), noisy, noise - clean)
+    }
+
+    /// This rank's tokens of the sequence, of the tokens of its frames: of the copy that is clean, if there is one, and of
+    /// the noisy one.
+    fn in_copies(&self, clean: Tensor<3>, noisy: Tensor<3>) -> Tensor<3> {
+        let last = self.objective.mask().copies() - 1;
+        let runs = self.held_tokens().into_iter().map(|(copy, run)| {
+            let of = if copy == last { &noisy } else { &clean };
+            of.clone().slice_dim(1, run)
+        });
+        let runs: Vec<_> = runs.collect();
+        match runs.is_empty() {
+            true => noisy.slice_dim(1, 0..0),
+            false => Tensor::cat(runs, 1),
+        }
+    }
+
+    fn lay(&self, tensor: Tensor<3>) -> SpTensor<3> {
+        let [.., features] = tensor.dims();
+        SpTensor::from_local(tensor, self.layout(features), &self.device)
     }
 
     /// Checks what was read; returns the patches' size.

@@ -279,3 +279,28 @@ fn what_is_no_checkpoint_of_the_model_is_refused() {
         ImportError::Missing { name, path }
     );
 }
+
+/// The configurations that diffusers was given.
+#[test]
+fn configurations_are_read() {
+    let facts: serde_json::Value =
+        serde_json::from_str(include_str!("../../fixtures/vae/vae.json")).expect("a JSON file");
+    for (kind, name) in [(Kind::Wan21, "wan21"), (Kind::Wan22, "wan22")] {
+        let json = facts["models"][name]["config"].to_string();
+        assert_eq!(VaeConfig::from_diffusers(&json), Ok(kind.config()));
+    }
+    assert_eq!(VaeConfig::from_diffusers("{}"), Ok(VaeConfig::wan21()));
+    for (json, expected) in [
+        ("[", "the configuration: "),
+        (r#"{"z_dim": "many"}"#, "invalid type"),
+        (r#"{"attn_scales": [0.5]}"#, "attention in its stages"),
+        (
+            r#"{"in_channels": 5, "out_channels": 5, "patch_size": 2}"#,
+            "in_channels 5",
+        ),
+        (r#"{"z_dim": 3}"#, "latent channels; give those of 3"),
+    ] {
+        let error = VaeConfig::from_diffusers(json).expect_err(json).to_string();
+        assert!(error.contains(expected), "{json}: {error}");
+    }
+}
