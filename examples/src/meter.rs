@@ -91,6 +91,16 @@ impl Meter {
         peak
     }
 
+    /// The optimizer's part is over too.
+    pub fn step_done(&mut self) {
+        self.lap();
+    }
+
+    /// What was held since the last phase is no part of training.
+    pub fn skip(&mut self) {
+        self.gauge.take_peak();
+    }
+
     pub fn step_starts(&mut self) {
         self.lap();
         self.start = self.gauge.live();

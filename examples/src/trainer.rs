@@ -231,8 +231,10 @@ impl<T: Task> Rank<'_, T> {
             steps.push(done);
             let world = self.device.mesh().world();
             add(&mut traffic, world.statistics());
+            self.meter.step_done();
             self.task.after(step + 1, &model);
             world.reset_statistics();
+            self.meter.skip();
         }
         Outcome {
             steps,

@@ -334,7 +334,7 @@ fn latents_of_a_vae_do_not_depend_on_the_mesh() {
 
     let run = |mesh: &str, samples: &Path| {
         let line = format!(
-            "--vae {} --width 32 --patch 2 --image-to-video --steps 4 --sample {} {mesh}",
+            "--vae {} --width 32 --patch 2 --image-to-video --steps 4 --sample {} --sample-every 2 {mesh}",
             vae.display(),
             samples.display()
         );
@@ -356,4 +356,45 @@ fn latents_of_a_vae_do_not_depend_on_the_mesh() {
         sheet.dimensions(),
         (columns * 256 + (columns - 1) * 2, rows * 128 + (rows - 1) * 2)
     );
+}
+
+/// Parameters are gathered for the cached model too.
+#[test]
+fn shared_out_parameters_make_the_same_samples() {
+    let folder = folder("shared_samples");
+    let sheet = |name: &str, line: &str| {
+        let samples = folder.join(name);
+        run(&format!("--steps 4 --sample {} {line}", samples.display()));
+        image::open(samples.join("step-000004.png")).unwrap().into_rgb8()
+    };
+    let one = sheet("one", "--ranks 1");
+    let shared = sheet("shared", "--ulysses 2 --shard parameters");
+    let mut bytes = one.as_raw().iter().zip(shared.as_raw());
+    assert!(bytes.all(|(one, other)| one.abs_diff(*other) <= 1));
+}
+
+/// A picture that is damaged behind its header: whoever meets it ends all ranks, with the reason.
+#[test]
+fn a_clip_that_goes_bad_ends_all_ranks() {
+    let folder = folder("damaged");
+    let clip = folder.join("clip");
+    fs::create_dir(&clip).unwrap();
+    for frame in 0..5 {
+        let picture = RgbImage::from(Picture::draw([16, 16], |row, column| [row as u8, column as u8, frame]));
+        picture.save(clip.join(format!("{frame}.png"))).unwrap();
+    }
+    // The last frame, which the first of two ranks does not read.
+    let last = clip.join("4.png");
+    let bytes = fs::read(&last).unwrap();
+    fs::write(&last, &bytes[..bytes.len() / 2]).unwrap();
+    let line = format!(
+        "train-video-dit {TINY} --forcing diffusion --ulysses 2 --video {}",
+        clip.display()
+    );
+    let flags: VideoTrainFlags = flags::parse(line.split_whitespace().map(OsString::from)).unwrap();
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let error = train(&flags.resolve().unwrap(), &Progress::quiet()).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+    let error = error.to_string();
+    assert!(error.contains("4.png") && error.contains("rank 1"), "{error}");
 }

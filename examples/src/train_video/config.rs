@@ -190,7 +190,13 @@ fn read_vae_config(folder: &Path) -> Result<VaeConfig, InputError> {
         ))
     };
     let json = std::fs::read_to_string(&file).map_err(|error| wrong(&error))?;
-    VaeConfig::from_diffusers(&json).map_err(|error| wrong(&error))
+    let config = VaeConfig::from_diffusers(&json).map_err(|error| wrong(&error))?;
+    match config.pixel_channels {
+        PIXEL_CHANNELS => Ok(config),
+        channels => Err(wrong(&format!(
+            "its pixels have {channels} channels; videos have {PIXEL_CHANNELS}"
+        ))),
+    }
 }
 
 impl VideoTrainConfig {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_sp::comm::raise;
+use burn_sp::comm::{Parts, raise};
 use burn_sp::layout::{Axis, Layout, Mesh, MeshShape, Placement, Split};
 use burn_sp::{SpDevice, SpTensor};
 use burn_sp_models::vae::Vae;
@@ -95,6 +95,8 @@ impl Reader<'_> {
 /// Samples as they grow: pixels, or a rank's share of latents until all are there to be decoded.
 struct Video<'a> {
     device: &'a SpDevice,
+    /// The ranks of a replica, all on one axis, as decoding wants them.
+    line: SpDevice,
     /// Frames of the latents; of those of a VAE each rank keeps one range.
     frames: usize,
     /// Channels, height and width of the latents.
@@ -113,6 +115,7 @@ impl<'a> Video<'a> {
         let (channels, stride) = reader.config.latents();
         Self {
             device: &reader.device,
+            line: line(&reader.device),
             frames,
             latent: [channels, reader.config.height / stride, reader.config.width / stride],
             decoded: reader.vae.is_some(),
@@ -144,7 +147,8 @@ impl<'a> Video<'a> {
         let (start, end) = (self.come, self.come + frames);
         self.come = end;
         if !self.decoded {
-            self.show(latents);
+            let last = latents.dims()[0] - 1;
+            self.show(|sample| latents.clone().narrow(0, sample.min(last), 1));
             return;
         }
         let own = self.share();
@@ -158,55 +162,78 @@ impl<'a> Video<'a> {
     fn finish(mut self, vae: Option<&Vae>) -> Vec<Vec<Picture>> {
         if let Some(vae) = vae {
             let pixels = self.decode(vae);
-            self.show(pixels);
+            // One sample at a time is whole on a rank.
+            let own = pixels.local().dims()[0];
+            self.show(|sample| {
+                let one = pixels
+                    .clone()
+                    .tokenwise(|pixels| pixels.narrow(0, sample.min(own - 1), 1));
+                one.gather().into_local()
+            });
         }
         self.pixels
     }
 
-    /// Decodes the latents, each rank its range of frames.
-    fn decode(&mut self, vae: &Vae) -> Tensor<5> {
-        let mesh = self.device.mesh();
-        let samples = Split::Contiguous.parts(self.samples, mesh.size(Axis::Dp));
-        let samples = samples.len_of(mesh.coordinate(Axis::Dp));
+    /// Decodes the latents, each rank its range of frames; the samples of this rank's replica.
+    fn decode(&mut self, vae: &Vae) -> SpTensor<5> {
+        let samples = self.own_samples().len();
         let [channels, height, width] = self.latent;
         let latents = match self.latents.is_empty() {
             // It has no frames.
-            true => Tensor::zeros([samples, channels, 0, height, width], self.device.device()),
+            true => Tensor::zeros([samples, channels, 0, height, width], self.line.device()),
             false => Tensor::cat(std::mem::take(&mut self.latents), 2),
         };
         let whole = Layout::replicated([samples, channels, self.frames, height, width]);
         let layout = whole.shard(2, Axis::Ulysses, Split::Contiguous);
-        let line = self.line();
-        vae.decode(SpTensor::from_local(latents, layout, &line))
-            .gather()
-            .into_local()
-    }
-
-    /// The ranks of a sample, all on one axis.
-    fn line(&self) -> SpDevice {
-        let mesh = self.device.mesh();
-        let line = mesh.group(&SEQUENCE).unwrap_or_else(|error| raise(error));
-        let mesh = Mesh::new(MeshShape::ulysses(line.size()), line).expect("as many ranks as the mesh has");
-        SpDevice::new(self.device.device().clone(), Arc::new(mesh))
+        vae.decode(SpTensor::from_local(latents, layout, &self.line))
     }
 
     /// This rank's frames.
     fn share(&self) -> Range<usize> {
-        let line = self.line();
-        let parts = Split::Contiguous.parts(self.frames, line.mesh().size(Axis::Ulysses));
-        parts.of(line.rank())[0].clone()
+        let parts = Split::Contiguous.parts(self.frames, self.line.mesh().size(Axis::Ulysses));
+        parts.of(self.line.rank())[0].clone()
     }
 
-    /// Pixels of this rank's samples become pictures of all, on the first rank.
-    fn show(&mut self, pixels: Tensor<5>) {
-        let mut shape = pixels.dims();
-        shape[0] = self.samples;
-        let layout = Layout::replicated(shape).shard(0, Axis::Dp, Split::Contiguous);
-        let all = SpTensor::from_local(pixels, layout, self.device).gather().into_local();
-        if self.device.rank() == 0 {
-            for (clip, pictures) in self.pixels.iter_mut().zip(pictures(all)) {
-                clip.extend(pictures);
+    fn replicas(&self) -> Parts {
+        Split::Contiguous.parts(self.samples, self.device.mesh().size(Axis::Dp))
+    }
+
+    /// The samples of this rank's replica.
+    fn own_samples(&self) -> Range<usize> {
+        let replica = self.device.mesh().coordinate(Axis::Dp);
+        self.replicas().of(replica)[0].clone()
+    }
+
+    /// Pixels become pictures on the first rank, one sample of each replica at a time. `pixels` gives those of a replica's
+    /// sample, `[1, 3, frames, height, width]`; a replica that has fewer samples is asked for its last once more.
+    fn show(&mut self, pixels: impl Fn(usize) -> Tensor<5>) {
+        let replicas = self.replicas();
+        let most = (0..replicas.ranks())
+            .map(|replica| replicas.len_of(replica))
+            .max()
+            .unwrap_or(0);
+        for turn in 0..most {
+            let own = pixels(turn);
+            let mut shape = own.dims();
+            shape[0] = replicas.ranks();
+            let layout = Layout::replicated(shape).shard(0, Axis::Dp, Split::Contiguous);
+            let all = SpTensor::from_local(own, layout, self.device).gather().into_local();
+            if self.device.rank() > 0 {
+                continue;
+            }
+            for (replica, clip) in pictures(all).into_iter().enumerate() {
+                let samples = replicas.of(replica)[0].clone();
+                if let Some(sample) = samples.clone().nth(turn) {
+                    self.pixels[sample].extend(clip);
+                }
             }
         }
     }
+}
+
+/// The ranks of a replica, all on one axis.
+fn line(device: &SpDevice) -> SpDevice {
+    let line = device.mesh().group(&SEQUENCE).unwrap_or_else(|error| raise(error));
+    let mesh = Mesh::new(MeshShape::ulysses(line.size()), line).expect("as many ranks as the mesh has");
+    SpDevice::new(device.device().clone(), Arc::new(mesh))
 }

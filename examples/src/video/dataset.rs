@@ -61,15 +61,26 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// A file, or a folder.
+    /// A file, or a folder that must hold something.
     fn add(&mut self, path: &Path) -> Result<(), InputError> {
         if !path.is_dir() {
             return self.add_clip(path);
         }
-        let inside = folder(path)?;
+        let before = self.clips.len();
+        self.add_folder(path)?;
+        match self.clips.len() - before {
+            0 => Err(wrong(
+                path,
+                "no videos and no pictures are in it; put some there, or name a video file",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_folder(&mut self, path: &Path) -> Result<(), InputError> {
         let before = self.clips.len();
         let mut pictures = 0;
-        for inside in &inside {
+        for inside in &folder(path)? {
             // A link may lead in circles.
             if inside.is_dir() && !inside.is_symlink() {
                 self.add_folder(inside)?;
@@ -81,24 +92,12 @@ impl Dataset {
                 self.skipped += 1;
             }
         }
-        match (self.clips.len() - before, pictures) {
-            (0, 0) => Err(wrong(
-                path,
-                "no videos and no pictures are in it; put some there, or name a video file",
-            )),
-            (0, _) => self.add_clip(path),
-            (_, pictures) => {
+        match self.clips.len() - before {
+            0 if pictures > 0 => self.add_clip(path),
+            _ => {
                 self.skipped += pictures;
                 Ok(())
             }
-        }
-    }
-
-    /// A folder in another one: it may hold nothing.
-    fn add_folder(&mut self, path: &Path) -> Result<(), InputError> {
-        match folder(path)?.is_empty() {
-            true => Ok(()),
-            false => self.add(path),
         }
     }
 

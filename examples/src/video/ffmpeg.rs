@@ -33,9 +33,9 @@ impl Ffmpeg {
                 false => Err(wrong(path, unreadable(&last_line(&output.stderr)))),
             }
         };
-        let entries = "stream=width,height,nb_read_packets:stream_side_data=rotation";
+        let entries = "stream=width,height:stream_side_data=rotation:packet=flags";
         let found = ask(Command::new("ffprobe")
-            .args(["-v", "error", "-select_streams", "v:0", "-count_packets"])
+            .args(["-v", "error", "-select_streams", "v:0"])
             .args(["-show_entries", entries, "-of", "default=noprint_wrappers=1"])
             .arg(url(path)))?;
         let value = |name: &str| {
@@ -44,8 +44,10 @@ impl Ffmpeg {
                 .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
         };
         let number = |name| value(name)?.parse().ok().filter(|number| *number > 0);
-        let (Some(height), Some(width), Some(frames)) = (number("height"), number("width"), number("nb_read_packets"))
-        else {
+        // Packets that are marked D are decoded for the sake of others, and not shown.
+        let packets = found.lines().filter_map(|line| line.strip_prefix("flags="));
+        let frames = packets.filter(|flags| !flags.contains('D')).count();
+        let (Some(height), Some(width), 1..) = (number("height"), number("width"), frames) else {
             return Err(wrong(path, "no video is in it; give a file with a video stream"));
         };
         // A camera that was held upright; ffmpeg turns the frames, its probe does not.

@@ -11,7 +11,8 @@ use super::VideoGrid;
 /// extends.
 ///
 /// It keeps what a block may see: all frames, or the first (the sink) and the latest, as many together as the window has.
-/// That is what [`VideoMask::local`] lets through of a window of the rest. Keys are kept turned to their absolute positions.
+/// That is what [`VideoMask::local`] lets through of a window of the rest (but for a last block that is shorter: there the
+/// mask counts from where it would end). Cached keys and values have no gradient. Keys are kept turned to their absolute positions.
 /// Each rank of `ring` keeps the keys of its own tokens, each of `ulysses` and `tp` those of its own heads.
 ///
 /// [`VideoDit::forward_cached`]: super::VideoDit::forward_cached
@@ -139,8 +140,8 @@ impl LayerCache {
         self.segments.push(Segment {
             tokens: self.expected.clone(),
             parts,
-            keys: keys.into_local(),
-            values: values.into_local(),
+            keys: own(keys.into_local()),
+            values: own(values.into_local()),
         });
 
         let total: usize = self.segments.iter().map(|segment| segment.tokens.len()).sum();
@@ -205,12 +206,17 @@ impl Segment {
             }
         };
         Self {
-            keys: select(&self.keys),
-            values: select(&self.values),
+            keys: own(select(&self.keys)),
+            values: own(select(&self.values)),
             parts: Parts::new((0..self.parts.ranks()).map(of).collect()),
             tokens,
         }
     }
+}
+
+/// Outside any graph, and in memory of its own: a view would hold on to all that it is a part of.
+fn own(tensor: Tensor<4>) -> Tensor<4> {
+    tensor.detach().mul_scalar(1.0)
 }
 
 /// The layout with other tokens, split over the ring as given.

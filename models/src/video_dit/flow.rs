@@ -1,4 +1,4 @@
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// Levels of the training table.
@@ -39,13 +39,8 @@ impl FlowSchedule {
     }
 
     /// How many levels training draws from.
-    pub fn len(&self) -> usize {
+    pub fn levels(&self) -> usize {
         LEVELS
-    }
-
-    /// There always are some.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// A level of the table, from 1 on down.
@@ -77,6 +72,11 @@ impl FlowSchedule {
 /// The time of a noise level.
 pub(super) fn time_of(level: f64) -> f64 {
     1000.0 * level
+}
+
+/// f32, or what is wider: in what latents are noised and denoised, whatever the model computes in.
+pub(super) fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// How a sampler goes from level to level.

@@ -147,8 +147,16 @@ impl VideoDit {
         options: &VideoOptions,
     ) -> SpTensor<3> {
         check(input, &VideoMask::Full);
+        assert!(
+            input.prompts.is_none(),
+            "video dit: a cached block has one prompt; give it that of the block, and no prompts of blocks"
+        );
         cache.expect(first_frame, &input.grid);
-        let context = self.context(input, first_frame, options);
+        let seen = VideoOptions {
+            mask: VideoMask::Full,
+            ..options.clone()
+        };
+        let context = self.context(input, first_frame, &seen);
         let layers = cache.layers();
         assert!(
             layers.len() == self.blocks.len(),

@@ -1,3 +1,6 @@
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_sp::kernels::philox::Philox;
 
 /// The generator's streams below are dropout's (step and layer), those above the programs' data.
@@ -40,6 +43,27 @@ impl VideoKey {
         self.stream(Purpose::Noise).fill(start, &mut words);
         let pairs = words.chunks_exact(2).flat_map(|pair| normal(pair[0], pair[1]));
         pairs.take(len).collect()
+    }
+
+    /// The noise of some frames of some samples.
+    ///
+    /// # Shapes
+    /// - `shape`: channels, height and width; returns `[samples, channels, frames, height, width]`
+    pub(super) fn latents(
+        &self,
+        samples: Range<usize>,
+        frames: &[usize],
+        [channels, height, width]: [usize; 3],
+        dtype: DType,
+        device: &Device,
+    ) -> Tensor<5> {
+        let shape = [samples.len(), frames.len(), channels, height, width];
+        let of_frames = samples.flat_map(|sample| frames.iter().map(move |frame| (sample, *frame)));
+        let noise: Vec<f32> = of_frames
+            .flat_map(|(sample, frame)| self.noise(sample, frame, channels * height * width))
+            .collect();
+        let data = TensorData::new(noise, shape).convert_dtype(dtype);
+        Tensor::<5>::from_data(data, (device, dtype)).swap_dims(1, 2)
     }
 
     /// Which of so many noise levels a block has.

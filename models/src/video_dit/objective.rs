@@ -83,7 +83,7 @@ impl VideoObjective {
     /// Who has which samples, frames and tokens of a batch: to be made once, and asked at every step.
     ///
     /// # Panics
-    /// If the objective has a [`problem`](Self::problem).
+    /// If the objective has a [`problem`](Self::problem), or there are fewer samples than data-parallel ranks.
     pub fn partition(&self, grid: VideoGrid, batch: usize, device: &SpDevice) -> VideoPartition {
         if let Some(problem) = self.problem() {
             panic!("video objective: {problem}");
@@ -99,8 +99,8 @@ pub struct VideoSample {
     pub input: VideoInput,
     /// Who sees whom.
     pub mask: VideoMask,
-    /// The velocity that the model should find, laid out as the input's patches, of which it has the shape; 0 where there
-    /// is no loss. In f32 at least.
+    /// The velocity that the model should find, laid out as the input's patches, of which it has the shape; 0 for clean
+    /// copies. It must be finite also where there is no loss. In f32 at least.
     pub target: SpTensor<3>,
     /// What each token's squared error counts, `[batch, tokens, 1]`: the weight of its noise level, 0 without loss.
     pub weights: SpTensor<3>,

@@ -5,7 +5,7 @@ use burn_sp::attention::Positions;
 use burn_sp::layout::{Axis, Layout, Split};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::flow::time_of;
+use super::flow::{time_of, wide};
 use super::{
     FlowSchedule, VideoGrid, VideoInput, VideoKey, VideoObjective, VideoSample, input_patches, output_patches,
 };
@@ -53,6 +53,11 @@ impl VideoPartition {
     ) -> Self {
         let mask = objective.mask();
         let (copies, mesh) = (mask.copies(), device.mesh());
+        assert!(
+            batch >= mesh.size(Axis::Dp),
+            "video partition: a batch of {batch} on {} data-parallel ranks; give each a sample at least",
+            mesh.size(Axis::Dp)
+        );
         let balanced = || Split::balanced(&mask.over(&grid), copies * grid.tokens(), mesh.size(Axis::Ring));
         let mut partition = Self {
             schedule,
@@ -167,23 +172,14 @@ impl VideoPartition {
         key: VideoKey,
     ) -> (Tensor<5>, Tensor<5>, Tensor<5>) {
         let [samples, channels, frames, height, width] = latents.dims();
-        let wide = if latents.dtype() == DType::F64 {
-            DType::F64
-        } else {
-            DType::F32
-        };
+        let wide = wide(latents.dtype());
         let device = latents.device();
-        let tensor = |data: TensorData| Tensor::<5>::from_data(data.convert_dtype(wide), (&device, wide));
-        let of_frames = || {
-            let own = self.samples.clone();
-            own.flat_map(|sample| self.frames.iter().map(move |frame| (sample, *frame)))
-        };
-        let levels: Vec<f64> = of_frames().map(|(sample, frame)| states[sample][frame].level).collect();
-        let levels = tensor(TensorData::new(levels, [samples, 1, frames, 1, 1]));
-        let noise: Vec<f32> = of_frames()
-            .flat_map(|(sample, frame)| key.noise(sample, frame, channels * height * width))
-            .collect();
-        let noise = tensor(TensorData::new(noise, [samples, frames, channels, height, width])).swap_dims(1, 2);
+        let own = self.samples.clone();
+        let of_frames = own.flat_map(|sample| self.frames.iter().map(move |frame| states[sample][*frame].level));
+        let levels = TensorData::new(of_frames.collect::<Vec<_>>(), [samples, 1, frames, 1, 1]);
+        let levels = Tensor::<5>::from_data(levels.convert_dtype(wide), (&device, wide));
+        let shape = [channels, height, width];
+        let noise = key.latents(self.samples.clone(), &self.frames, shape, wide, &device);
         let clean = latents.cast(wide);
         let noisy = clean.clone() * (1.0 - levels.clone()) + noise.clone() * levels;
         (clean.clone(), noisy, noise - clean)
@@ -260,7 +256,7 @@ impl VideoPartition {
                     weight: None,
                 };
             }
-            let index = key.level(sample, blocks.block_of(frame), self.schedule.len());
+            let index = key.level(sample, blocks.block_of(frame), self.schedule.levels());
             let bears = valid.is_none_or(|valid| frame < valid);
             FrameState {
                 level: self.schedule.level(index),

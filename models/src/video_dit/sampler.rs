@@ -1,9 +1,11 @@
+use std::ops::Range;
+
 use burn::config::Config;
 use burn::tensor::{Tensor, TensorData};
 use burn_sp::layout::{Axis, Layout, Placement, Split};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::flow::time_of;
+use super::flow::{time_of, wide};
 use super::{
     FlowSchedule, FlowSolver, Solver, VideoCache, VideoDit, VideoGrid, VideoInput, VideoKey, VideoOptions,
     output_patches,
@@ -55,11 +57,16 @@ impl VideoSamplerConfig {
     /// Starts videos of so many patches a frame, one a sample. The key's seed and step name the noise.
     ///
     /// # Panics
-    /// If the configuration has a [`problem`](Self::problem).
+    /// If the configuration has a [`problem`](Self::problem), or there are fewer samples than data-parallel ranks.
     pub fn init(&self, [rows, columns]: [usize; 2], batch: usize, key: VideoKey, device: &SpDevice) -> VideoSampler {
         if let Some(problem) = self.problem() {
             panic!("video sampler: {problem}");
         }
+        let replicas = device.mesh().size(Axis::Dp);
+        assert!(
+            batch >= replicas,
+            "video sampler: {batch} samples on {replicas} data-parallel ranks; give each a sample at least"
+        );
         VideoSampler {
             config: self.clone(),
             schedule: FlowSchedule::new(self.shift),
@@ -118,7 +125,8 @@ impl VideoSampler {
     pub fn give(&mut self, model: &VideoDit, latents: Tensor<5>, text: Tensor<3>, options: &VideoOptions) {
         let frames = latents.dims()[2];
         let block = VideoGrid { frames, ..self.frame };
-        let x = self.lay(output_patches(latents, model.patch_size));
+        let own = latents.slice_dim(0, self.samples()).cast(wide(text.dtype()));
+        let x = self.lay(output_patches(own, model.patch_size));
         self.take_up(model, x, block, text, options);
     }
 
@@ -126,8 +134,8 @@ impl VideoSampler {
     ///
     /// # Shapes
     /// - `text`: `[batch, text tokens, text_dim]`, whole on every rank: the block's prompt
-    /// - returns `[batch, tokens, patch * patch * channels]`, [patches](super::from_output_patches) of latents, samples over
-    ///   `dp` and tokens over `ring` and `ulysses`
+    /// - returns `[batch, tokens, patch * patch * channels]`, [patches](super::from_output_patches) of latents in f32 at
+    ///   least, samples over `dp` and tokens over `ring` and `ulysses`
     #[track_caller]
     pub fn next_block(
         &mut self,
@@ -170,7 +178,8 @@ impl VideoSampler {
             let cache = VideoCache::new(model.blocks.len(), self.config.window, self.config.sink);
             self.caches = vec![cache; if guided { 2 } else { 1 }];
         }
-        let x = x.tokenwise(|x| as_input(x, model.patch_size));
+        let (dtype, wide) = (text.dtype(), wide(text.dtype()));
+        let x = x.tokenwise(|x| as_input(x, model.patch_size).cast(dtype));
         let times = vec![time_of(level); self.batch * block.frames];
         let samples = Layout::replicated(text.dims()).shard(0, Axis::Dp, Split::Contiguous);
         let mut run = |cache: usize, text: Tensor<3>| {
@@ -182,7 +191,8 @@ impl VideoSampler {
                 prompts: None,
             };
             let velocity = model.forward_cached(&input, self.frames, &mut self.caches[cache], options);
-            velocity.redistribute(Axis::Tp, Placement::Replicate)
+            let velocity = velocity.redistribute(Axis::Tp, Placement::Replicate);
+            velocity.tokenwise(|velocity| velocity.cast(wide))
         };
         let with = run(0, text.clone());
         if !guided {
@@ -193,23 +203,32 @@ impl VideoSampler {
         with.tokenwise(|with| without.clone() + (with - without) * guidance)
     }
 
+    /// In f32 at least: steps are small differences.
     fn noise(&self, model: &VideoDit, block: &VideoGrid, text: &Tensor<3>) -> SpTensor<3> {
         let (channels, patch) = (model.channels, model.patch_size);
-        let [height, width] = [block.rows * patch, block.columns * patch];
-        let frames = self.frames..self.frames + block.frames;
-        let of_frames = (0..self.batch).flat_map(|sample| frames.clone().map(move |frame| (sample, frame)));
-        let noise: Vec<f32> = of_frames
-            .flat_map(|(sample, frame)| self.key.noise(sample, frame, channels * height * width))
-            .collect();
-        let shape = [self.batch, block.frames, channels, height, width];
-        let data = TensorData::new(noise, shape).convert_dtype(text.dtype());
-        let noise = Tensor::<5>::from_data(data, (&text.device(), text.dtype())).swap_dims(1, 2);
+        let shape = [channels, block.rows * patch, block.columns * patch];
+        let frames: Vec<usize> = (self.frames..self.frames + block.frames).collect();
+        let noise = self
+            .key
+            .latents(self.samples(), &frames, shape, wide(text.dtype()), &text.device());
         self.lay(output_patches(noise, patch))
     }
 
+    /// This rank's samples.
+    fn samples(&self) -> Range<usize> {
+        let mesh = self.device.mesh();
+        let parts = Split::Contiguous.parts(self.batch, mesh.size(Axis::Dp));
+        parts.of(mesh.coordinate(Axis::Dp))[0].clone()
+    }
+
+    /// Shares out the tokens of this rank's samples: contiguously, as all of them see all.
     fn lay(&self, patches: Tensor<3>) -> SpTensor<3> {
-        let layout = self.device.sequence_layout(patches.dims());
-        self.device.distribute(patches, &layout)
+        let mut shape = patches.dims();
+        shape[0] = self.batch;
+        let layout = Layout::replicated(shape).shard(0, Axis::Dp, Split::Contiguous);
+        SpTensor::from_local(patches, layout, &self.device)
+            .shard(Axis::Ring, 1, Split::Contiguous)
+            .shard(Axis::Ulysses, 1, Split::Contiguous)
     }
 }
 

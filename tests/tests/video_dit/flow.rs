@@ -8,7 +8,7 @@ use crate::common::{f64s, near, tensor};
 #[test]
 fn levels_are_warped_and_weighted() {
     let schedule = FlowSchedule::new(5.0);
-    assert_eq!(schedule.len(), 1000);
+    assert_eq!(schedule.levels(), 1000);
     assert_eq!((schedule.level(0), schedule.time(0)), (1.0, 1000.0));
     // 5 s / (1 + 4 s) of a half, and of the smallest level, 0.001.
     near(&[schedule.level(500)], &[2.5 / 3.0], 1e-15, "level");

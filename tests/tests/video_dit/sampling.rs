@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_sp::attention::KvMove;
-use burn_sp::layout::{Axis, MeshShape, Placement};
+use burn_sp::comm::Parts;
+use burn_sp::layout::{Axis, MeshShape, Placement, Split};
 use burn_sp::{SpDevice, SpTensor};
 use burn_sp_models::video_dit::{
     FrameBlocks, Solver, VideoCache, VideoGrid, VideoInput, VideoKey, VideoMask, VideoOptions, VideoSamplerConfig,
@@ -224,6 +225,39 @@ fn videos_in_f32_are_the_same_too() {
     }
 }
 
+/// A model in bf16 has 8 bits; what it is stepped with has not: noise, latents and their differences stay in f32.
+#[test]
+fn narrow_models_make_much_the_same_videos() {
+    let made = |dtype| Made {
+        config: configs().swap_remove(1),
+        given: 1,
+        dtype,
+    };
+    let (truth, _) = made(DType::F64).on(MeshShape::default());
+    let scale = truth.iter().fold(0f64, |most, value| most.max(value.abs()));
+    for mesh in [MeshShape::default(), mesh(1, 1, 2), mesh(1, 2, 1), MeshShape::tp(2)] {
+        let (found, _) = made(DType::BF16).on(mesh);
+        near(&found, &truth, 0.03 * scale, &format!("{mesh}"));
+        // More digits than bf16 holds.
+        let rounded = |value: &f64| f64::from(burn::tensor::bf16::from_f64(*value));
+        assert!(found.iter().any(|value| rounded(value) != *value), "{mesh}");
+    }
+}
+
+/// A split made for the sequences of training does not concern it.
+#[test]
+fn a_samplers_tokens_are_its_own() {
+    let of = |device: SpDevice| {
+        let device = sampling_device(&device).with_ring_split(Split::Explicit(Parts::contiguous(42, 2)));
+        let on = (device.device(), DType::F64);
+        let text = Tensor::<3>::from_data(tiny::text(2), on);
+        let key = VideoKey { seed: 4, step: 0 };
+        let mut sampler = configs()[0].init([GRID.rows, GRID.columns], 2, key, &device);
+        whole(sampler.next_block(&tiny::model(DType::F64), 3, text, &VideoOptions::default()))
+    };
+    assert_eq!(ranks(mesh(1, 2, 1), of)[0].len(), 2 * 9 * 12);
+}
+
 /// What the cache keeps is shared out: the heads over ulysses and tp, the tokens over the ring; and it stops growing at the
 /// window.
 #[test]
@@ -240,10 +274,10 @@ fn ranks_share_the_cache() {
     // Keys and values of 2 samples, 7 frames of 3 tokens, 24 features, in 2 layers.
     let all = 2 * 2 * 21 * 24 * 4 * 2;
     assert_eq!(bytes(config, MeshShape::default()), all);
-    // 2 of 3 heads; 11 of 21 tokens, block by block.
+    // 2 of 3 heads; 12 of 21 tokens, block by block.
     assert_eq!(bytes(config, mesh(1, 1, 2)), all * 2 / 3);
     assert_eq!(bytes(config, MeshShape::tp(2)), all * 2 / 3);
-    assert_eq!(bytes(config, mesh(1, 2, 1)), all * 11 / 21);
+    assert_eq!(bytes(config, mesh(1, 2, 1)), all * 12 / 21);
     assert_eq!(bytes(config, mesh(2, 1, 1)), all / 2);
     let windowed = &configs()[3];
     assert_eq!(bytes(windowed, MeshShape::default()), all * 5 / 7);
@@ -275,6 +309,11 @@ fn what_cannot_work_is_refused() {
         found.contains("a block of 3 frames does not fit into a window of 3"),
         "{found}"
     );
+    let found = crate::common::failure(mesh(2, 1, 1), |device| {
+        let key = VideoKey { seed: 4, step: 0 };
+        drop(configs()[0].init([1, 3], 1, key, &device));
+    });
+    assert!(found.contains("1 samples on 2 data-parallel ranks"), "{found}");
     let problem = |config: VideoSamplerConfig| config.problem().expect("a problem");
     assert!(problem(VideoSamplerConfig::new().with_steps(0)).contains("use at least 1"));
     assert!(problem(VideoSamplerConfig::new().with_window(Some(2)).with_sink(2)).contains("a window of 2 frames"));

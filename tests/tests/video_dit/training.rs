@@ -309,6 +309,10 @@ fn batches_that_do_not_fit_are_refused() {
         found.contains("the valid frames of 1 samples; give those of all 2"),
         "{found}"
     );
+    let found = crate::common::failure(mesh(2, 1, 1), |device| {
+        drop(VideoObjective::new(FrameBlocks::new(2)).partition(GRID, 1, &device));
+    });
+    assert!(found.contains("a batch of 1 on 2 data-parallel ranks"), "{found}");
     let problem = |objective: VideoObjective| objective.problem().expect("a problem");
     let wrong = VideoObjective::new(FrameBlocks::new(2)).with_window(Some(4));
     assert!(problem(wrong).contains("teacher forcing sees all clean frames"));

@@ -1,4 +1,5 @@
-//! Memory a rank of the causal video VAE falls with the number of ranks: encoding, decoding and training.
+//! Memory a rank of the causal video VAE falls with the number of ranks: encoding, decoding and training. A sampler's cache
+//! holds what it says, and no more.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use burn_sp::train::LossShare;
 use burn_sp::{LaunchConfig, SpDevice, SpTensor, launch_module, seeded};
 use burn_sp_examples::memory::{Tracking, enter};
 use burn_sp_models::vae::{Vae, VaeConfig};
+use burn_sp_models::video_dit::{VideoDitConfig, VideoKey, VideoOptions, VideoSamplerConfig};
 
 #[global_allocator]
 static ALLOCATOR: Tracking = Tracking;
@@ -146,6 +148,45 @@ fn of_slices() {
     }
 }
 
+/// Frames of a video grow, the bytes beyond the cache do not: no queries stay.
+fn of_caches(mesh: MeshShape) {
+    let config = VideoDitConfig {
+        text_dim: 8,
+        ..VideoDitConfig::new(3, 64, 64, 4, 2)
+    };
+    let model = seeded(&Device::flex(), 1, |device| config.init(device));
+    let launch = LaunchConfig::new(mesh).with_timeout(Duration::from_secs(60));
+    let found = launch_module(&launch, &Device::flex(), model, |device, model| {
+        let account = enter(device.rank());
+        let text = Tensor::<3>::ones([1, 4, 8], device.device());
+        let sampler = VideoSamplerConfig::new()
+            .with_steps(2)
+            .with_window(Some(6))
+            .with_sink(1);
+        let mut sampler = sampler.init([8, 8], 1, VideoKey { seed: 1, step: 0 }, &device);
+        let mut beyond = || {
+            drop(sampler.next_block(&model, 2, text.clone(), &VideoOptions::default()));
+            // What peers still read has gone by then.
+            device.mesh().world().barrier().expect("all ranks come");
+            (
+                sampler.cache_bytes(),
+                account.live() as i64 - sampler.cache_bytes() as i64,
+            )
+        };
+        (0..5).map(|_| beyond()).collect::<Vec<_>>()
+    });
+    for ranks in found.unwrap_or_else(|error| panic!("{mesh}: {error}")) {
+        // Keys and values of 64 tokens a frame, 64 features, in 2 layers, shared out evenly.
+        let frame = 2 * 2 * 64 * 64 * 4 / mesh.ranks();
+        let bytes: Vec<usize> = ranks.iter().map(|(bytes, _)| bytes / frame).collect();
+        assert_eq!(bytes, [2, 4, 6, 6, 6], "{mesh}");
+        let [first, .., last] = &ranks[..] else {
+            unreachable!("5 blocks")
+        };
+        assert!((last.1 - first.1).abs() < frame as i64 / 2, "{mesh}: {ranks:?}");
+    }
+}
+
 /// One test for all, as the allocator's account of a rank belongs to the process.
 #[test]
 fn memory_falls_with_the_ranks() {
@@ -153,4 +194,7 @@ fn memory_falls_with_the_ranks() {
     of_shared_frames(Work::Decode);
     of_shared_frames(Work::Train);
     of_slices();
+    for mesh in [MeshShape::default(), MeshShape::ulysses(2), MeshShape::ring(2)] {
+        of_caches(mesh);
+    }
 }
