@@ -17,13 +17,15 @@ use crate::InputError;
 pub struct Ffmpeg {
     path: PathBuf,
     frames: usize,
+    /// When each frame is shown, in seconds, if the file says so of all of them and can be looked up.
+    times: Option<Vec<f64>>,
     size: [usize; 2],
     /// The flags that make it hand out each frame once, whatever its time.
     once: [&'static str; 2],
 }
 
 impl Ffmpeg {
-    /// Counts the frames (as packets, so nothing is decoded) of the first video stream.
+    /// Lists the frames (as packets, so nothing is decoded) of the first video stream.
     pub fn open(path: &Path) -> Result<Self, InputError> {
         let ask = |command: &mut Command| {
             let output = command.stdin(Stdio::null()).output();
@@ -33,7 +35,7 @@ impl Ffmpeg {
                 false => Err(wrong(path, unreadable(&last_line(&output.stderr)))),
             }
         };
-        let entries = "stream=width,height:stream_side_data=rotation:packet=flags";
+        let entries = "stream=width,height:stream_side_data=rotation:packet=pts_time,flags:format=format_name";
         let found = ask(Command::new("ffprobe")
             .args(["-v", "error", "-select_streams", "v:0"])
             .args(["-show_entries", entries, "-of", "default=noprint_wrappers=1"])
@@ -46,16 +48,31 @@ impl Ffmpeg {
         let number = |name| value(name)?.parse().ok().filter(|number| *number > 0);
         // Packets that are marked D are decoded for the sake of others, and not shown.
         let packets = found.lines().filter_map(|line| line.strip_prefix("flags="));
-        let frames = packets.filter(|flags| !flags.contains('D')).count();
+        let shown: Vec<bool> = packets.map(|flags| !flags.contains('D')).collect();
+        let frames = shown.iter().filter(|shown| **shown).count();
         let (Some(height), Some(width), 1..) = (number("height"), number("width"), frames) else {
             return Err(wrong(path, "no video is in it; give a file with a video stream"));
         };
+        // In the order in which they are decoded; a frame is shown later than some that come after it.
+        let times = found.lines().filter_map(|line| line.strip_prefix("pts_time="));
+        let times: Option<Vec<f64>> = times.map(|time| time.parse().ok()).collect();
+        // These have an index. In others, ffmpeg may land behind what it looks for.
+        let indexed = value("format_name").is_some_and(|name| name.contains("mp4") || name.contains("matroska"));
+        let times = times
+            .filter(|times| indexed && times.len() == shown.len())
+            .map(|times| {
+                let pairs = times.into_iter().zip(shown);
+                let mut times: Vec<f64> = pairs.filter(|(_, shown)| *shown).map(|(time, _)| time).collect();
+                times.sort_by(f64::total_cmp);
+                times
+            });
         // A camera that was held upright; ffmpeg turns the frames, its probe does not.
         let turned = value("rotation").and_then(|degrees| degrees.parse::<f64>().ok());
         let turned = turned.is_some_and(|degrees| degrees.rem_euclid(180.0) == 90.0);
         Ok(Self {
             path: path.into(),
             frames,
+            times,
             size: if turned { [width, height] } else { [height, width] },
             once: once(&ask(Command::new("ffmpeg").arg("-version"))?),
         })
@@ -73,10 +90,18 @@ impl Source for Ffmpeg {
 
     fn read(&self, frames: Range<usize>, size: [usize; 2]) -> Result<Vec<Picture>, InputError> {
         let failed = |error: io::Error| wrong(&self.path, reason(&error));
-        let select = format!("select='between(n\\,{}\\,{})'", frames.start, frames.end - 1);
         let mut command = Command::new("ffmpeg");
+        command.args(["-v", "error", "-nostdin"]);
+        let mut first = frames.start;
+        if let Some([before, start]) = self.around(frames.start) {
+            // It decodes from the picture before that stands alone, and hands out what is shown from then on.
+            let time = format!("{:.6}", (before + start) / 2.0);
+            command.args(["-seek_timestamp", "1", "-ss", &time]);
+            first = 0;
+        }
+        let select = format!("select='between(n\\,{first}\\,{})'", first + frames.len() - 1);
         command
-            .args(["-v", "error", "-nostdin", "-i"])
+            .arg("-i")
             .arg(url(&self.path))
             .args(["-map", "0:v:0", "-vf", &select, "-frames:v", &frames.len().to_string()])
             .args(self.once)
@@ -111,6 +136,16 @@ impl Source for Ffmpeg {
             )),
             outcome => outcome.map(|()| pictures).map_err(failed),
         }
+    }
+}
+
+impl Ffmpeg {
+    /// When a frame and the one before it are shown, if that tells them apart.
+    fn around(&self, frame: usize) -> Option<[f64; 2]> {
+        let times = self.times.as_ref()?;
+        let [before, start] = [times[frame.checked_sub(1)?], times[frame]];
+        // Half of what lies between must survive being written down.
+        (start - before > 1e-5).then_some([before, start])
     }
 }
 

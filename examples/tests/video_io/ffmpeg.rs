@@ -63,6 +63,49 @@ fn ffmpeg_reads_a_frame_alone_as_it_reads_all() {
     refused(Footage::open(&file), &["Invalid data found", ".y4m"]);
 }
 
+/// Wherever pictures stand alone, whenever the video starts, and whatever is cut off without decoding.
+#[test]
+fn a_window_is_found_in_the_middle() {
+    let folder = folder("middle");
+    let rare = folder.join("rare.mkv");
+    if !test_pictures(&rare, &["-c:v", "libx264", "-g", "9", "-bf", "2"]) {
+        return;
+    }
+    let derived = |name: &str, before: &[&str], after: &[&str]| {
+        let file = folder.join(name);
+        let mut command = Command::new("ffmpeg");
+        command
+            .args(["-v", "error"])
+            .args(before)
+            .arg("-i")
+            .arg(&rare)
+            .args(after)
+            .arg(&file);
+        assert!(command.status().unwrap().success(), "{name}");
+        file
+    };
+    let files = [
+        rare.clone(),
+        derived("later.mp4", &["-itsoffset", "1.7"], &["-c", "copy"]),
+        derived("cut.mp4", &["-ss", "0.6"], &["-c", "copy"]),
+        derived("stream.ts", &[], &["-c", "copy"]),
+        derived("alone.mjpeg", &[], &["-c:v", "mjpeg"]),
+        // Without times.
+        derived("bare.h264", &[], &["-c", "copy"]),
+    ];
+    for file in files {
+        let footage = Footage::open(&file).unwrap();
+        let count = footage.frames();
+        assert!(count > 8, "{}: {count}", file.display());
+        let all = footage.read(0..count, [48, 64]).unwrap();
+        for start in (0..count).step_by(2) {
+            let end = (start + 3).min(count);
+            let found = footage.read(start..end, [48, 64]).unwrap();
+            assert!(found == all[start..end], "{}, from {start}", file.display());
+        }
+    }
+}
+
 /// If the reader here understands planes and range, two converters of colour differ by their rounding, a level each.
 #[test]
 fn y4m_of_ffmpeg_is_read_as_ffmpeg_reads_it() {
