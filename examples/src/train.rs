@@ -36,12 +36,11 @@ pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunErr
 /// As [`train`].
 pub fn train_on(config: &TrainConfig, text: &Text, progress: &Progress) -> Result<Report, RunError> {
     text.check(config.run.seq_len)?;
-    progress.line(&config.run.mesh_line());
-    progress.line(&text.line());
     let job = Job {
         program: "train-transformer",
         run: &config.run,
         learning: &config.learning,
+        lines: vec![config.run.mesh_line(), text.line()],
         config: serde_json::to_value(config).unwrap_or_default(),
     };
     let task = |device: &SpDevice| Language {

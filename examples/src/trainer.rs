@@ -56,6 +56,8 @@ pub(crate) struct Job<'a> {
     pub program: &'static str,
     pub run: &'a RunConfig,
     pub learning: &'a LearningConfig,
+    /// What a person is told first.
+    pub lines: Vec<String>,
     /// For the report.
     pub config: serde_json::Value,
 }
@@ -71,6 +73,9 @@ impl Job<'_> {
         let (run, learning) = (self.run, self.learning);
         memory::unranked().reset_peak();
         let devices: Vec<_> = run.devices()?.into_iter().map(Device::autodiff).collect();
+        for line in &self.lines {
+            progress.line(line);
+        }
         progress.line(&format!("model: {} parameters", model.num_params()));
         let outcomes = launch_module(&run.launch(), &devices, model, |device, model| {
             let account = memory::enter(device.rank());

@@ -33,12 +33,11 @@ pub fn train(config: &VideoTrainConfig, progress: &Progress) -> Result<Report, R
     }
     let vae = vae(config)?.map(Mutex::new);
     memory::unranked_work_for_rank_0(config.run.ranks == 1);
-    progress.line(&config.run.mesh_line());
-    progress.line(&data.line(frames, config.text_tokens));
     let job = Job {
         program: "train-video-dit",
         run: &config.run,
         learning: &config.learning,
+        lines: vec![config.run.mesh_line(), data.line(frames, config.text_tokens)],
         config: serde_json::to_value(config).unwrap_or_default(),
     };
     let task = |device: &SpDevice| {
