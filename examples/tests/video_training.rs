@@ -24,7 +24,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// 5 frames of 4 tokens, no multiple of a block, nor of 2 or 4 ranks; 3 samples.
 const TINY: &str = "--hidden 32 --layers 2 --heads 2 --height 16 --patch 8 --frames 5 --steps 20 --lr 0.01 --batch 2 \
-                    --samples 3 --sample-steps 4 --timeout 30";
+                    --samples 3 --sample-steps 4 --timeout 60";
 
 const MESHES: [&str; 6] = [
     "--ulysses 2",
