@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod config;
+mod draw;
 mod error;
 pub mod flags;
 pub mod measure;

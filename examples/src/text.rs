@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_sp::kernels::philox::Philox;
 
 use crate::InputError;
+use crate::draw::below;
 
 /// The end of the text that is held out for validation: one in so many bytes.
 const HELD_OUT: usize = 10;
@@ -150,10 +150,8 @@ impl Text {
     /// The window of a sample: `seq_len` tokens and the one after, at an offset that depends on seed, step and sample
     /// only.
     pub fn window(&self, seed: u64, step: u64, sample: u64, seq_len: usize) -> &[u8] {
-        let words = Philox::new(seed, STREAM | step);
-        let random = u64::from(words.word(2 * sample)) << 32 | u64::from(words.word(2 * sample + 1));
-        let offsets = (self.training().len() - seq_len) as u128;
-        let offset = ((u128::from(random) * offsets) >> 64) as usize;
+        let offsets = (self.training().len() - seq_len) as u64;
+        let offset = below(offsets, seed, STREAM | step, sample) as usize;
         &self.training()[offset..][..seq_len + 1]
     }
 

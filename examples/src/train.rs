@@ -43,11 +43,11 @@ pub fn train_on(config: &TrainConfig, text: &Text, progress: &Progress) -> Resul
         lines: vec![config.run.mesh_line(), text.line()],
         config: serde_json::to_value(config).unwrap_or_default(),
     };
-    let task = |device: &SpDevice| Language {
+    let task = |device: &SpDevice, shards| Language {
         device: device.clone(),
         config,
         text,
-        shards: ParamShards::default(),
+        shards,
     };
     job.train(build(config), task, progress)
 }
@@ -76,10 +76,6 @@ impl Task for Language<'_> {
         model.shard(device)
     }
 
-    fn begin(&mut self, shards: ParamShards) {
-        self.shards = shards;
-    }
-
     /// Tokens and labels.
     fn sample(&mut self, micro_step: u64) -> Sample {
         let run = &self.config.run;
@@ -104,8 +100,6 @@ impl Task for Language<'_> {
         };
         model.loss(tokens, &labels, count, &self.options(Some(dropout)))
     }
-
-    fn after(&mut self, _step: usize, _model: &Transformer) {}
 
     /// The mean loss over held-out windows, without a graph.
     fn validate(&self, model: &Transformer) -> Option<f64> {

@@ -32,9 +32,6 @@ pub(crate) trait Task {
     /// This rank's part of the model.
     fn shard(model: Self::Model, device: &SpDevice) -> (Self::Model, ParamLayouts);
 
-    /// Told once, before the first step, how parameters are shared out.
-    fn begin(&mut self, shards: ParamShards);
-
     /// The data of a micro-step, counted through all steps.
     fn sample(&mut self, micro_step: u64) -> Self::Sample;
 
@@ -45,10 +42,12 @@ pub(crate) trait Task {
     fn loss(&self, model: &Self::Model, sample: Self::Sample, count: u64, micro_step: u64) -> LossShare;
 
     /// A step is done. All ranks call it.
-    fn after(&mut self, step: usize, model: &Self::Model);
+    fn after(&mut self, _step: usize, _model: &Self::Model) {}
 
     /// The loss on data that was held out, if there is any.
-    fn validate(&self, model: &Self::Model) -> Option<f64>;
+    fn validate(&self, _model: &Self::Model) -> Option<f64> {
+        None
+    }
 }
 
 /// A run of a program.
@@ -63,11 +62,11 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Trains a model on all ranks, each with a task of its own.
+    /// Trains a model on all ranks, each with a task of its own, which is made knowing how parameters are shared out.
     pub fn train<'t, T: Task + 't>(
         self,
         model: T::Model,
-        task: impl Fn(&SpDevice) -> T + Send + Sync + 't,
+        task: impl Fn(&SpDevice, ParamShards) -> T + Send + Sync + 't,
         progress: &Progress,
     ) -> Result<Report, RunError> {
         let (run, learning) = (self.run, self.learning);
@@ -86,7 +85,6 @@ impl Job<'_> {
                     ranks: run.ranks.div_ceil(devices.len()),
                 },
             };
-            let mut task = task(&device);
             let (model, layouts) = T::shard(model, &device);
             let (model, layouts, shards) = match learning.shard {
                 Shard::Parameters => {
@@ -95,7 +93,7 @@ impl Job<'_> {
                 }
                 Shard::None | Shard::Optimizer => (model, layouts, ParamShards::default()),
             };
-            task.begin(shards);
+            let task = task(&device, shards);
             let meter = Meter::new(gauge, model.num_params() * PARAMETER_BYTES);
             Rank {
                 meter,

@@ -19,7 +19,7 @@ pub fn expect(op: &str, name: &str, tensor: &impl TensorMetadata, shape: &[usize
     );
 }
 
-/// The dtype in which a kernel on tensors of `dtype` accumulates and returns statistics.
+/// The dtype in which a kernel on tensors of `dtype` accumulates and returns statistics: f32, or what is wider.
 pub fn accumulation(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

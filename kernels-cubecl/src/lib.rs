@@ -20,6 +20,7 @@ mod positions;
 mod problem;
 mod spec;
 
+pub use checks::accumulation;
 pub use dropout::{AttentionDropout, DropoutSpec};
 pub use functions::*;
 pub use kernels::Kernels;

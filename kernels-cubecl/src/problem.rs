@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 
-use crate::{AttentionSpec, dropout};
+use crate::{AttentionSpec, accumulation, dropout};
 
 /// The dtype a kernel accumulates in, if it knows `dtype` at all.
 fn accumulator(dtype: DType) -> Option<DType> {
@@ -156,11 +156,7 @@ impl<'a> Problem<'a> {
 /// # Panics
 /// As [`Problem::check`].
 pub fn check_merge<T: TensorMetadata>(out: &T, stats: &T, other_out: &T, other_stats: &T) -> ([usize; 4], DType) {
-    let dtype = if out.dtype() == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
-    };
+    let dtype = accumulation(out.dtype());
     let shape = <[usize; 4]>::try_from(out.shape().to_vec()).ok();
     let fits = shape.is_some_and(|shape| {
         let [batch, tokens, heads, _] = shape;

@@ -14,7 +14,7 @@ use burn_sp_models::transformer::{ForwardOptions, Transformer, TransformerConfig
 use burn_sp_tests::{
     Comparison, Fixture, Outcome, Values, cast, gather_gradients, gradients_by_path, parameters_by_path,
 };
-use common::{config, mesh, near};
+use common::{config, mesh, near, token_meshes};
 
 macro_rules! file {
     ($name:literal) => {
@@ -201,13 +201,8 @@ impl ModuleMapper for Load {
 
 /// Ulysses, gather, both, samples too; tensor parallelism, alone and with ulysses.
 fn meshes() -> Vec<MeshShape> {
-    vec![
+    let others = [
         mesh(1, 1, 1),
-        mesh(1, 1, 2),
-        mesh(1, 1, 4),
-        mesh(1, 2, 1),
-        mesh(1, 4, 1),
-        mesh(1, 2, 2),
         mesh(2, 1, 2),
         MeshShape::tp(2),
         MeshShape::tp(8),
@@ -215,7 +210,8 @@ fn meshes() -> Vec<MeshShape> {
             ulysses: 2,
             ..MeshShape::tp(2)
         },
-    ]
+    ];
+    token_meshes().into_iter().chain(others).collect()
 }
 
 /// The rank's rows of a `[batch, tokens, width]` reference.

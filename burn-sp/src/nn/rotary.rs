@@ -40,7 +40,7 @@ impl Rotary {
         let (sin, cos): (Vec<f64>, Vec<f64>) = angles.map(f64::sin_cos).unzip();
         let shape = [positions.len(), pairs];
         let tensor = |values: Vec<f64>| {
-            let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+            let dtype = kernels_cubecl::accumulation(dtype);
             Tensor::from_data(TensorData::new(values, shape).convert_dtype(dtype), (device, dtype))
         };
         RotaryTable {

@@ -203,10 +203,12 @@ impl VideoTrainConfig {
     /// Checks what the mesh does not matter for; returns the tokens of a sequence.
     fn check(&self) -> Result<usize, InputError> {
         let square = self.patch * self.latents().1;
-        let what = usize::from(self.vae.is_some());
+        let of = match &self.vae {
+            Some(_) => "the VAE's stride times --patch",
+            None => "--patch",
+        };
         for (flag, pixels) in [("--height", self.height), ("--width", self.width)] {
             if !pixels.is_multiple_of(square) {
-                let of = ["--patch", "the VAE's stride times --patch"][what];
                 return refuse(format!(
                     "{flag} {pixels}: tokens are squares of {square} pixels ({of}); use {flag} {}",
                     pixels.next_multiple_of(square)
@@ -244,14 +246,16 @@ impl VideoTrainConfig {
                 self.sink + self.block
             ));
         }
-        if let Some(problem) = self.model().problem() {
-            return refuse(format!("model: {problem}"));
-        }
-        if let Some(problem) = self.objective().problem() {
-            return refuse(format!("objective: {problem}"));
-        }
-        if let Some(problem) = self.sampler().problem() {
-            return refuse(format!("samples: {problem}"));
+        // What no flag above is to blame for.
+        let problems = [
+            ("model", self.model().problem()),
+            ("objective", self.objective().problem()),
+            ("samples", self.sampler().problem()),
+        ];
+        for (what, problem) in problems {
+            if let Some(problem) = problem {
+                return refuse(format!("{what}: {problem}"));
+            }
         }
         let [sheet, folder] = [
             self.sample.as_deref(),

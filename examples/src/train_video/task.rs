@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_sp::comm::{CommError, raise};
-use burn_sp::train::{LossShare, ParamLayouts, ParamShards};
+use burn_sp::train::{LossShare, ParamLayouts};
 use burn_sp::{SpDevice, seeded};
 use burn_sp_models::vae::Vae;
 use burn_sp_models::video_dit::{VideoBatch, VideoDit, VideoKey, VideoOptions, VideoPartition, VideoSample};
@@ -40,7 +40,7 @@ pub fn train(config: &VideoTrainConfig, progress: &Progress) -> Result<Report, R
         lines: vec![config.run.mesh_line(), data.line(frames, config.text_tokens)],
         config: serde_json::to_value(config).unwrap_or_default(),
     };
-    let task = |device: &SpDevice| {
+    let task = |device: &SpDevice, shards| {
         let plain = SpDevice::new(device.device().clone().inner(), device.mesh().clone());
         let reader = Reader {
             config,
@@ -56,7 +56,11 @@ pub fn train(config: &VideoTrainConfig, progress: &Progress) -> Result<Report, R
             device: device.clone(),
             sampler: sampler.clone(),
             reader,
-            options: VideoOptions::default(),
+            options: VideoOptions {
+                kv: config.run.kv_move(),
+                memory: config.learning.memory(shards),
+                ..VideoOptions::default()
+            },
         }
     };
     let report = job.train(model(config)?, task, progress)?;
@@ -130,12 +134,6 @@ impl Task for Clips<'_> {
         model.shard(device)
     }
 
-    fn begin(&mut self, shards: ParamShards) {
-        let config = self.reader.config;
-        self.options.kv = config.run.kv_move();
-        self.options.memory = config.learning.memory(shards);
-    }
-
     fn sample(&mut self, micro_step: u64) -> VideoSample {
         let _span = tracing::trace_span!("data").entered();
         let (seed, on) = (self.reader.config.run.seed, self.device.device());
@@ -168,11 +166,6 @@ impl Task for Clips<'_> {
             let _span = tracing::trace_span!("samples").entered();
             self.or_fail(self.reader.sample(model, &self.options, &self.sampler, step, folder));
         }
-    }
-
-    /// There is no held-out clip: samples show what was learnt.
-    fn validate(&self, _model: &VideoDit) -> Option<f64> {
-        None
     }
 }
 

@@ -1,11 +1,10 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use burn_sp::kernels::philox::Philox;
-
 use super::pictures::{folder, is_picture};
 use super::{Captions, Footage, extension, wrong};
 use crate::InputError;
+use crate::draw::below;
 
 /// The streams of text have the upper of these bits, those of noise the lower; both together keep clips apart from them.
 const STREAM: u64 = 3 << 62;
@@ -182,10 +181,8 @@ pub struct Window {
 impl Sampler {
     /// The window of a sample: a function of seed, step and the sample's number only, the same on every rank.
     pub fn window(&self, seed: u64, step: u64, sample: u64) -> Window {
-        let words = Philox::new(seed, STREAM | step);
-        let random = u64::from(words.word(2 * sample)) << 32 | u64::from(words.word(2 * sample + 1));
         let windows = self.ends.last().copied().unwrap_or(0);
-        let window = ((u128::from(random) * u128::from(windows)) >> 64) as u64;
+        let window = below(windows, seed, STREAM | step, sample);
         let clip = self.ends.partition_point(|end| *end <= window);
         let before = clip.checked_sub(1).map_or(0, |before| self.ends[before]);
         let first = (window - before) as usize;

@@ -1,7 +1,8 @@
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_sp::attention::{AttentionOptions, KvMove, Mask, attention};
+use burn_sp::kernels::accumulation;
 use burn_sp::layout::{Axis, Placement};
 use burn_sp::nn::{Features, Gathered, RmsNorm, row_linear, shard_columns, shard_norm, shard_rows};
 use burn_sp::train::ParamLayouts;
@@ -144,7 +145,7 @@ fn norm(norm: &RmsNorm, x: SpTensor<3>, features: Features) -> SpTensor<3> {
         return x.tokenwise(|x| norm.forward(x));
     }
     let dtype = x.local().dtype();
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = accumulation(dtype);
     let x = x.tokenwise(|x| x.cast(wide));
     let squares = x.clone().mul(x.clone()).sum_dim(2);
     // Every rank uses the inverse for other features: its gradient is partial, and this node's backward adds it up.

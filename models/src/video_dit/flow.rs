@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 /// Levels of the training table.
@@ -72,11 +72,6 @@ impl FlowSchedule {
 /// The time of a noise level.
 pub(super) fn time_of(level: f64) -> f64 {
     1000.0 * level
-}
-
-/// f32, or what is wider: in what latents are noised and denoised, whatever the model computes in.
-pub(super) fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// How a sampler goes from level to level.

@@ -119,9 +119,10 @@ impl VideoDit {
     #[track_caller]
     pub fn forward(&self, input: &VideoInput, options: &VideoOptions) -> SpTensor<3> {
         check(input, &options.mask);
-        let context = self.context(input, 0, options);
+        let x = own_tokens(input);
+        let context = self.context(input, &x, 0, options);
         let (shards, memory) = (&options.memory.shards, &options.memory);
-        self.through(input, context, shards, |_, block, x, vectors, text, context| {
+        self.through(x, input, context, shards, |_, block, x, vectors, text, context| {
             block.forward(x, vectors, text, context, memory)
         })
     }
@@ -156,7 +157,8 @@ impl VideoDit {
             mask: VideoMask::Full,
             ..options.clone()
         };
-        let context = self.context(input, first_frame, &seen);
+        let x = own_tokens(input);
+        let context = self.context(input, &x, first_frame, &seen);
         let layers = cache.layers();
         assert!(
             layers.len() == self.blocks.len(),
@@ -165,16 +167,15 @@ impl VideoDit {
             self.blocks.len()
         );
         let shards = &options.memory.shards;
-        self.through(input, context, shards, |index, block, x, vectors, text, context| {
+        self.through(x, input, context, shards, |index, block, x, vectors, text, context| {
             let block = shards.gather(block);
             block.forward_cached(x, vectors, text, context, &mut layers[index])
         })
     }
 
-    /// What all blocks depend on: frames count through the video from the input's first one.
-    fn context(&self, input: &VideoInput, first_frame: usize, options: &VideoOptions) -> VideoContext {
+    /// What all blocks depend on, of the tokens `x`: frames count through the video from the input's first one.
+    fn context(&self, input: &VideoInput, x: &SpTensor<3>, first_frame: usize, options: &VideoOptions) -> VideoContext {
         let grid = &input.grid;
-        let x = input.patches.clone().shard(Axis::Tp, 1, Split::Contiguous);
         // Those of attention, where no token is sharded over tp.
         let before = first_frame * grid.tokens_per_frame();
         let positions = input.patches.positions(1);
@@ -201,12 +202,12 @@ impl VideoDit {
     /// From patches to velocities, through blocks that run as given.
     fn through(
         &self,
+        x: SpTensor<3>,
         input: &VideoInput,
         context: VideoContext,
         shards: &ParamShards,
         mut run: impl FnMut(usize, &VideoBlock, SpTensor<3>, Tensor<4>, SpTensor<3>, &VideoContext) -> SpTensor<3>,
     ) -> SpTensor<3> {
-        let x = input.patches.clone().shard(Axis::Tp, 1, Split::Contiguous);
         let (time, vectors) = shards
             .gather(&self.time)
             .forward(&input.times_at(context.frames.frames()));
@@ -221,6 +222,11 @@ impl VideoDit {
         let head = shards.gather(&self.head);
         x.tokenwise(|x| head.forward(x, time, &context.frames))
     }
+}
+
+/// The patches of this rank's tokens, which `tp` shares out too.
+fn own_tokens(input: &VideoInput) -> SpTensor<3> {
+    input.patches.clone().shard(Axis::Tp, 1, Split::Contiguous)
 }
 
 #[track_caller]

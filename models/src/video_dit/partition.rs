@@ -2,10 +2,11 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_sp::attention::Positions;
+use burn_sp::kernels::accumulation;
 use burn_sp::layout::{Axis, Layout, Split};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::flow::{time_of, wide};
+use super::flow::time_of;
 use super::{
     FlowSchedule, VideoGrid, VideoInput, VideoKey, VideoObjective, VideoSample, input_patches, output_patches,
 };
@@ -172,7 +173,7 @@ impl VideoPartition {
         key: VideoKey,
     ) -> (Tensor<5>, Tensor<5>, Tensor<5>) {
         let [samples, channels, frames, height, width] = latents.dims();
-        let wide = wide(latents.dtype());
+        let wide = accumulation(latents.dtype());
         let device = latents.device();
         let own = self.samples.clone();
         let of_frames = own.flat_map(|sample| self.frames.iter().map(move |frame| states[sample][*frame].level));

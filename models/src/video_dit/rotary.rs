@@ -1,5 +1,6 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_sp::attention::{Positions, RotaryStyle};
+use burn_sp::kernels::accumulation;
 
 use super::VideoGrid;
 
@@ -41,7 +42,7 @@ impl VideoRotary {
             }
         }
         let (sin, cos): (Vec<f64>, Vec<f64>) = angles.into_iter().map(f64::sin_cos).unzip();
-        let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let dtype = accumulation(dtype);
         let tensor = |values: Vec<f64>| {
             let data = TensorData::new(values, [positions.len(), head_dim / 2]);
             Tensor::from_data(data.convert_dtype(dtype), (device, dtype))

@@ -2,10 +2,11 @@ use std::ops::Range;
 
 use burn::config::Config;
 use burn::tensor::{Tensor, TensorData};
+use burn_sp::kernels::accumulation;
 use burn_sp::layout::{Axis, Layout, Placement, Split};
 use burn_sp::{SpDevice, SpTensor};
 
-use super::flow::{time_of, wide};
+use super::flow::time_of;
 use super::{
     FlowSchedule, FlowSolver, Solver, VideoCache, VideoDit, VideoGrid, VideoInput, VideoKey, VideoOptions,
     output_patches,
@@ -125,7 +126,7 @@ impl VideoSampler {
     pub fn give(&mut self, model: &VideoDit, latents: Tensor<5>, text: Tensor<3>, options: &VideoOptions) {
         let frames = latents.dims()[2];
         let block = VideoGrid { frames, ..self.frame };
-        let own = latents.slice_dim(0, self.samples()).cast(wide(text.dtype()));
+        let own = latents.slice_dim(0, self.samples()).cast(accumulation(text.dtype()));
         let x = self.lay(output_patches(own, model.patch_size));
         self.take_up(model, x, block, text, options);
     }
@@ -178,7 +179,7 @@ impl VideoSampler {
             let cache = VideoCache::new(model.blocks.len(), self.config.window, self.config.sink);
             self.caches = vec![cache; if guided { 2 } else { 1 }];
         }
-        let (dtype, wide) = (text.dtype(), wide(text.dtype()));
+        let (dtype, wide) = (text.dtype(), accumulation(text.dtype()));
         let x = x.tokenwise(|x| as_input(x, model.patch_size).cast(dtype));
         let times = vec![time_of(level); self.batch * block.frames];
         let samples = Layout::replicated(text.dims()).shard(0, Axis::Dp, Split::Contiguous);
@@ -208,9 +209,13 @@ impl VideoSampler {
         let (channels, patch) = (model.channels, model.patch_size);
         let shape = [channels, block.rows * patch, block.columns * patch];
         let frames: Vec<usize> = (self.frames..self.frames + block.frames).collect();
-        let noise = self
-            .key
-            .latents(self.samples(), &frames, shape, wide(text.dtype()), &text.device());
+        let noise = self.key.latents(
+            self.samples(),
+            &frames,
+            shape,
+            accumulation(text.dtype()),
+            &text.device(),
+        );
         self.lay(output_patches(noise, patch))
     }
 

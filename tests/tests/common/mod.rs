@@ -54,6 +54,22 @@ pub fn mesh(dp: usize, ring: usize, ulysses: usize) -> MeshShape {
     }
 }
 
+/// Those that share tokens alone, of 2 and 4 ranks.
+pub fn token_meshes() -> Vec<MeshShape> {
+    vec![
+        mesh(1, 1, 2),
+        mesh(1, 1, 4),
+        mesh(1, 2, 1),
+        mesh(1, 4, 1),
+        mesh(1, 2, 2),
+    ]
+}
+
+/// The largest absolute value.
+pub fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |most, value| most.max(value.abs()))
+}
+
 /// Samples over dp, tokens over ring (with this split) and ulysses.
 pub fn sequence(shape: impl Into<Vec<usize>>, split: Split) -> Layout {
     Layout::replicated(shape)

@@ -11,7 +11,7 @@ use burn_sp_models::video_dit::{
 use burn_sp_tests::{Comparison, Outcome};
 
 use super::tiny;
-use crate::common::{TIMEOUT, mesh};
+use crate::common::{TIMEOUT, mesh, token_meshes};
 
 /// Frames do not divide by 2 or 4, nor do 18 tokens by 4.
 const GRID: VideoGrid = VideoGrid {
@@ -36,19 +36,15 @@ fn masks() -> Vec<VideoMask> {
 }
 
 fn meshes() -> Vec<MeshShape> {
-    vec![
-        mesh(1, 1, 2),
-        mesh(1, 1, 4),
-        mesh(1, 2, 1),
-        mesh(1, 4, 1),
-        mesh(1, 2, 2),
+    let others = [
         mesh(2, 2, 1),
         MeshShape::tp(2),
         // More ranks than heads.
         MeshShape::tp(4),
         MeshShape::tp(2).with_ulysses(2),
         MeshShape::tp(2).with_ring(2),
-    ]
+    ];
+    token_meshes().into_iter().chain(others).collect()
 }
 
 struct Case {

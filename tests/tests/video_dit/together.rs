@@ -11,7 +11,7 @@ use burn_sp_models::video_dit::{
 };
 
 use super::tiny;
-use crate::common::{config, f64s, mesh, noise};
+use crate::common::{config, f64s, largest, mesh, noise, token_meshes};
 
 /// 5 frames: not a multiple of 2 or 4 ranks, nor of a block of 2.
 const GRID: VideoGrid = VideoGrid {
@@ -70,15 +70,8 @@ fn modes() -> Vec<Mode> {
 }
 
 fn meshes() -> Vec<MeshShape> {
-    vec![
-        mesh(1, 1, 2),
-        mesh(1, 1, 4),
-        mesh(1, 2, 1),
-        mesh(1, 4, 1),
-        mesh(1, 2, 2),
-        mesh(2, 1, 2),
-        MeshShape::tp(2),
-    ]
+    let others = [mesh(2, 1, 2), MeshShape::tp(2)];
+    token_meshes().into_iter().chain(others).collect()
 }
 
 /// What a rank brings home.
@@ -201,7 +194,7 @@ fn learning_and_sampling_do_not_depend_on_the_mesh() {
         let one = mode.on(MeshShape::default());
         let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
         let [first, last] = [&one.losses[..5], &one.losses[STEPS - 5..]].map(mean);
-        let largest = one.samples.iter().fold(0f64, |most, value| most.max(value.abs()));
+        let largest = largest(&one.samples);
         println!(
             "{}: losses from {first:.3} to {last:.3}, samples up to {largest:.3}",
             mode.name

@@ -10,7 +10,7 @@ use burn_sp_models::video_dit::{
 use burn_sp_tests::{Comparison, Outcome};
 
 use super::tiny;
-use crate::common::{TIMEOUT, f64s, mesh, noise, ranks, tensor};
+use crate::common::{TIMEOUT, f64s, mesh, noise, ranks, tensor, token_meshes};
 
 /// 5 frames: not a multiple of 2 or 4 ranks, nor of a block of 2.
 const GRID: VideoGrid = VideoGrid {
@@ -39,15 +39,8 @@ fn objectives() -> Vec<VideoObjective> {
 }
 
 fn meshes() -> Vec<MeshShape> {
-    vec![
-        mesh(1, 1, 2),
-        mesh(1, 1, 4),
-        mesh(1, 2, 1),
-        mesh(1, 4, 1),
-        mesh(1, 2, 2),
-        mesh(2, 2, 1),
-        MeshShape::tp(2).with_ulysses(2),
-    ]
+    let others = [mesh(2, 2, 1), MeshShape::tp(2).with_ulysses(2)];
+    token_meshes().into_iter().chain(others).collect()
 }
 
 fn latents() -> TensorData {

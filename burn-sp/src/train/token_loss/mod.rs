@@ -7,7 +7,7 @@ mod compute;
 mod node;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use burn_sp_comm::{Site, raise};
 
 use super::LossShare;
@@ -122,11 +122,7 @@ pub fn class_parallel_loss(
     let (hidden, layout, mesh) = hidden.into_parts();
     // Not reshape: there a length of 0 means that of the source, and a rank may own no token.
     let targets = labels.local().clone().flatten::<1>(0, 1);
-    let dtype = if hidden.dtype() == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
-    };
+    let dtype = kernels_cubecl::accumulation(hidden.dtype());
     let valid = targets
         .clone()
         .greater_equal_elem(0)
