@@ -77,28 +77,32 @@ fn space_and_time_on_the_device() {
     }
 }
 
-/// Trains, and samples with and without a window.
+/// Trains, and samples with and without a window: the same pictures, up to what other kernels round.
 #[test]
 fn a_video_model_trains_as_on_the_cpu() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-video");
     std::fs::create_dir_all(&folder).unwrap();
     let run = |line: &str| {
         let tiny = "--hidden 32 --layers 2 --heads 2 --height 16 --frames 5 --steps 3 --sample-steps 2 --timeout 60";
-        let line = format!(
-            "train-video-dit {tiny} --sample {} {line}",
-            folder.join("samples").display()
-        );
+        let samples = folder.join("samples");
+        let line = format!("train-video-dit {tiny} --sample {} {line}", samples.display());
         let flags: VideoTrainFlags = flags::parse(line.split_whitespace().map(OsString::from)).unwrap();
         let report = train_video::train(&flags.resolve().unwrap(), &Progress::quiet()).unwrap();
-        report.steps.iter().map(|step| step.loss).collect::<Vec<_>>()
+        let losses = report.steps.iter().map(|step| step.loss).collect::<Vec<_>>();
+        let sheet = image::open(samples.join("step-000003.png")).unwrap().into_rgb8();
+        (losses, sheet.into_raw())
     };
     for (mode, mesh) in [
         ("--image-to-video --recompute blocks", "--ring 2"),
         ("--forcing diffusion --window 3 --sink 1", "--ulysses 2"),
     ] {
-        let pairs = run(&format!("{mode} --ranks 1")).into_iter();
-        for (a, b) in pairs.zip(run(&format!("{mode} --device wgpu {mesh}"))) {
+        let (cpu_losses, cpu_sheet) = run(&format!("{mode} --ranks 1"));
+        let (losses, sheet) = run(&format!("{mode} --device wgpu {mesh}"));
+        for (a, b) in cpu_losses.into_iter().zip(losses) {
             assert!((a - b).abs() <= 1e-3 * a.abs(), "{mode} {mesh}: {a} and {b}");
         }
+        assert_eq!(cpu_sheet.len(), sheet.len());
+        let worst = cpu_sheet.iter().zip(&sheet).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(worst <= Some(2), "{mode} {mesh}: the sheets differ by {worst:?} levels");
     }
 }
