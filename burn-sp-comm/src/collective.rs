@@ -1,13 +1,14 @@
 //! The operations.
 
 use crate::Parts;
+use serde::{Deserialize, Serialize};
 
 /// What a collective does with one tensor.
 ///
 /// "Own" refers to the [`Parts`]: the input or output has that dimension's own ranges, in local order. Sums are taken
 /// in rank order, and f16 and bf16 are added up in f32 and rounded once, so every run gives the same bits. Booleans
 /// are or-ed, integers wrap.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Collective {
     /// Own slice of `dim` -> whole `dim`, in ascending global order. Where parts overlap, the lowest rank's copy is
     /// taken.

@@ -1,10 +1,12 @@
 //! What can go wrong between ranks.
 
+use serde::{Deserialize, Serialize};
+
 /// The reason why a collective, or a whole launch, failed.
 ///
 /// When one rank fails, every rank of the world gets a clone of the *same* error, so any rank's message can be shown.
 /// Reports name ranks by their global number.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
     /// The ranks of a group called different collectives, or the same one with tensors that do not fit together.
@@ -37,6 +39,14 @@ pub enum CommError {
         /// The global rank that returned.
         rank: usize,
         /// Who waited where, then what every rank of the world was last doing.
+        report: String,
+    },
+    /// A rank's process ended without a word: it was killed, it crashed, or its host is gone.
+    #[error("rank {rank} has died: {report}")]
+    Died {
+        /// The global rank.
+        rank: usize,
+        /// What is known of the end, then what every other rank was last doing.
         report: String,
     },
     /// A rank's own code returned an error.

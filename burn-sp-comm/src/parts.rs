@@ -1,5 +1,6 @@
 //! Who owns which ranges of a dimension.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use std::sync::Arc;
 /// ```
 ///
 /// Cloning shares the list.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "Vec<Vec<Range<usize>>>", into = "Vec<Vec<Range<usize>>>")]
 pub struct Parts(Arc<[Vec<Range<usize>>]>);
 
 impl Parts {
@@ -63,5 +65,17 @@ impl Parts {
     /// The length of the whole dimension: the largest end of all ranges.
     pub fn extent(&self) -> usize {
         self.0.iter().flatten().map(|range| range.end).max().unwrap_or(0)
+    }
+}
+
+impl From<Vec<Vec<Range<usize>>>> for Parts {
+    fn from(ranges: Vec<Vec<Range<usize>>>) -> Self {
+        Parts::new(ranges)
+    }
+}
+
+impl From<Parts> for Vec<Vec<Range<usize>>> {
+    fn from(parts: Parts) -> Self {
+        parts.0.to_vec()
     }
 }

@@ -1,3 +1,4 @@
-//! Ways for ranks to reach each other.
+//! Ways for ranks to reach each other: one folder an engine, and what they have in common.
 
+pub(crate) mod shared;
 pub mod threads;

@@ -7,18 +7,16 @@
 //! Results that are the same on all ranks (all-gather, all-reduce) are made once, by all waiting ranks together, and
 //! shared: simulating P ranks costs neither P copies nor P times the work.
 
-mod board;
 mod group;
-mod hook;
 mod joint;
-mod member;
 mod pending;
 mod world;
 
+use super::shared::activity::Activity;
+use super::shared::panics;
+use super::shared::seat::World as _;
 use crate::{CommError, Communicator};
-use board::Activity;
 use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use world::World;
@@ -63,7 +61,6 @@ where
     if config.ranks == 0 {
         return Err(CommError::invalid("launch: 0 ranks, at least 1 is needed"));
     }
-    hook::install();
     let world = World::new(config.ranks, config.timeout);
     let results: Vec<Mutex<Option<T>>> = (0..config.ranks).map(|_| Mutex::new(None)).collect();
     std::thread::scope(|scope| {
@@ -112,17 +109,13 @@ where
 }
 
 fn run_rank<T>(world: Arc<World>, rank: usize, body: impl Fn(Arc<dyn Communicator>) -> T) -> Option<T> {
-    hook::watch_this_thread();
     let comm = world.communicator(rank);
-    match catch_unwind(AssertUnwindSafe(|| body(comm))) {
+    match panics::caught(rank, || body(comm)) {
         Ok(result) => {
             world.leave(rank, Activity::finished);
             Some(result)
         }
-        Err(payload) => {
-            let error = payload
-                .downcast::<CommError>()
-                .map_or_else(|other| hook::describe(rank, &*other), |e| *e);
+        Err(error) => {
             world.abort(error);
             world.leave(rank, Activity::panicked);
             None

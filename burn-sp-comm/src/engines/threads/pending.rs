@@ -1,67 +1,41 @@
-//! Collectives that have been started, and waiting for them.
+//! Waiting for a collective.
 
-use super::board::Call;
 use super::group::{Group, Round, Tensors};
 use super::joint::Joint;
-use super::world::{World, lock};
+use super::world::World;
 use crate::copy::assemble;
+use crate::engines::shared::activity::Call;
+use crate::engines::shared::seat::{Posted, World as _};
+use crate::engines::shared::{lock, names, text};
 use crate::plan::Plan;
-use crate::span::span;
-use crate::{Buffer, Collective, CommError, Pending};
+use crate::{Buffer, Collective, CommError};
 use burn_std::DType;
 use std::sync::{Arc, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
-
-/// A collective in a group of one is done when it starts.
-pub(super) struct Alone(pub Vec<Buffer>);
-
-impl Pending for Alone {
-    fn wait(self: Box<Self>) -> Result<Vec<Buffer>, CommError> {
-        Ok(self.0)
-    }
-}
+use std::time::Instant;
 
 /// A collective whose tensors this rank has posted.
-pub(super) struct Started {
+pub(super) struct InRound {
     pub world: Arc<World>,
     pub group: Arc<Group>,
+    /// Within the group.
     pub rank: usize,
     /// Of the first transfer; the others are of the same kind.
     pub op: Collective,
     pub plans: Vec<Plan>,
     pub dtypes: Vec<DType>,
-    /// Payload that leaves this rank.
-    pub bytes: usize,
     /// Where the tensors are: of all ranks, or the call would not have been posted.
     pub on_device: bool,
     pub call: Call,
 }
 
-impl Pending for Started {
-    fn wait(mut self: Box<Self>) -> Result<Vec<Buffer>, CommError> {
-        let (call, axis) = (&self.call, &self.group.axis);
-        let _waiting = span(&self.op, "wait", axis, call.sequence, self.bytes, call.site).entered();
-        let begin = Instant::now();
-        let rank = self.group.ranks[self.rank];
-        self.world.activity(rank).waiting(&self.call);
-        // A timeout beyond what the clock can count is as good as a year.
-        let year = Duration::from_secs(365 * 24 * 3600);
-        let results = self.results(begin.checked_add(self.world.timeout).unwrap_or(begin + year));
-        self.world.activity(rank).computing();
-        self.world
-            .count(rank, self.op.name(), &self.group.axis, 0, 0, begin.elapsed());
-        results
-    }
-}
-
-impl Drop for Started {
+impl Drop for InRound {
     fn drop(&mut self) {
         self.group.leave_round(self.call.sequence);
     }
 }
 
-impl Started {
-    fn results(&mut self, deadline: Instant) -> Result<Vec<Buffer>, CommError> {
+impl Posted for InRound {
+    fn results(mut self: Box<Self>, deadline: Instant) -> Result<Vec<Buffer>, CommError> {
         let size = self.group.ranks.len();
         match self.op {
             // The tensor has one receiver, which becomes its sole owner if the sender has dropped it.
@@ -93,7 +67,9 @@ impl Started {
             }
         }
     }
+}
 
+impl InRound {
     /// Results that all ranks share: see [`Joint`].
     fn joint_results(&mut self, deadline: Instant) -> Result<Vec<Buffer>, CommError> {
         let (tensors, joint) = self.everyones_tensors(deadline)?;
@@ -185,14 +161,9 @@ impl Started {
     /// Fails the world because `missing` ranks do not come: too late, or never, as one of them has returned.
     fn give_up(&self, left: Option<usize>, missing: &[usize]) -> CommError {
         let (rank, call) = (self.group.ranks[self.rank], &self.call);
-        let names: Vec<_> = missing
-            .iter()
-            .map(|&rank| format!("rank {}", self.group.ranks[rank]))
-            .collect();
-        let names = if names.is_empty() {
-            "the others' work".into()
-        } else {
-            names.join(", ")
+        let names = match missing {
+            [] => "the others' work".into(),
+            missing => names(missing.iter().map(|&rank| self.group.ranks[rank])),
         };
         let activities = self.world.report();
         self.world.abort(match left {
@@ -201,7 +172,7 @@ impl Started {
                 CommError::Departed { rank: left, report }
             }
             None => {
-                let waited = self.world.timeout;
+                let waited = self.world.timeout();
                 let report = format!(
                     "rank {rank} waited {} in {call} for {names}. {activities}",
                     text(waited)
@@ -209,14 +180,5 @@ impl Started {
                 CommError::Timeout { report }
             }
         })
-    }
-}
-
-/// `200 ms`, `60 s`
-fn text(duration: Duration) -> String {
-    if duration < Duration::from_secs(10) {
-        format!("{} ms", duration.as_millis())
-    } else {
-        format!("{:.0} s", duration.as_secs_f64())
     }
 }

@@ -1,17 +1,20 @@
 //! What all ranks of a launch share.
 
-use super::board::Activity;
 use super::group::Group;
-use super::member::Member;
-use crate::{CommError, Communicator, Counter};
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use super::pending::InRound;
+use crate::engines::shared::activity::Activity;
+use crate::engines::shared::counters::Counters;
+use crate::engines::shared::lock;
+use crate::engines::shared::seat::{self, Posted, Posting, Seat};
+use crate::{CommError, Communicator};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 /// All ranks of one launch: failure, activity, counters and groups.
 #[derive(Debug)]
 pub(super) struct World {
-    pub timeout: Duration,
+    timeout: Duration,
     failure: OnceLock<CommError>,
     board: Vec<Mutex<Activity>>,
     counters: Vec<Mutex<Counters>>,
@@ -22,9 +25,6 @@ pub(super) struct World {
     everyone: OnceLock<Arc<Group>>,
 }
 
-/// By operation and axis.
-type Counters = BTreeMap<(&'static str, Arc<str>), Tally>;
-
 /// Parent group, members in ascending order, and how many subgroups of these members there were before.
 type FoundingKey = (u64, Vec<usize>, u64);
 
@@ -33,18 +33,6 @@ struct Founding {
     founder: usize,
     group: Arc<Group>,
     missing: usize,
-}
-
-#[derive(Debug, Default)]
-struct Tally {
-    calls: u64,
-    bytes: u64,
-    time: Duration,
-}
-
-/// Locks also what a panicking thread has left locked: all our updates are single steps, so nothing is ever half done.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl World {
@@ -65,7 +53,7 @@ impl World {
         let group = self
             .everyone
             .get_or_init(|| self.found((0..self.board.len()).collect(), "world"));
-        Arc::new(Member::new(self.clone(), group.clone(), rank))
+        Arc::new(Seat::new(self.clone(), group.clone(), rank))
     }
 
     fn found(&self, ranks: Vec<usize>, axis: &str) -> Arc<Group> {
@@ -76,8 +64,78 @@ impl World {
         group
     }
 
-    /// The `nth` subgroup of `parent` with these members, as asked for by the global rank `by`.
-    pub fn subgroup(
+    /// Notes that a rank's code has ended, and wakes those who may wait for it.
+    pub fn leave(&self, rank: usize, how: impl FnOnce(&mut Activity)) {
+        how(&mut lock(&self.board[rank]));
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        let groups: Vec<_> = lock(&self.groups).iter().filter_map(Weak::upgrade).collect();
+        groups.iter().for_each(|group| group.wake());
+    }
+
+    /// What every rank was last doing.
+    pub fn report(&self) -> String {
+        let line = |(rank, activity)| format!("rank {rank}: {}", lock(activity));
+        self.board.iter().enumerate().map(line).collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl seat::World for World {
+    type Group = Group;
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        self.failure.get().cloned()
+    }
+
+    /// The caller must hold no lock of a group.
+    fn abort(&self, error: CommError) -> CommError {
+        if self.failure.set(error).is_ok() {
+            tracing::debug!(error = %self.failure.wait(), "the world of ranks fails");
+        }
+        self.wake_all();
+        self.failure.wait().clone()
+    }
+
+    fn activity(&self, rank: usize) -> MutexGuard<'_, Activity> {
+        lock(&self.board[rank])
+    }
+
+    fn counters(&self, rank: usize) -> MutexGuard<'_, Counters> {
+        lock(&self.counters[rank])
+    }
+
+    fn post(self: &Arc<Self>, group: &Arc<Group>, posting: Posting) -> Result<Box<dyn Posted>, CommError> {
+        let Posting {
+            rank,
+            transfers,
+            plans,
+            call,
+        } = posting;
+        let op = transfers[0].op.clone();
+        let dtypes = transfers.iter().map(|transfer| transfer.buffer.dtype()).collect();
+        let on_device = transfers[0].buffer.host().is_none();
+        group
+            .post(self, rank, &call, transfers)
+            .map_err(|error| self.abort(error))?;
+        Ok(Box::new(InRound {
+            world: self.clone(),
+            group: group.clone(),
+            rank,
+            op,
+            plans,
+            dtypes,
+            on_device,
+            call,
+        }))
+    }
+
+    fn subgroup(
         &self,
         parent: &Group,
         by: usize,
@@ -112,67 +170,5 @@ impl World {
             founding.remove(&key);
         }
         Ok(group)
-    }
-
-    /// Why the world has failed, if it has.
-    pub fn failure(&self) -> Option<CommError> {
-        self.failure.get().cloned()
-    }
-
-    /// Fails the world, unless it has failed already, and wakes everyone. Returns the error that counts.
-    ///
-    /// The caller must hold no lock of a group.
-    pub fn abort(&self, error: CommError) -> CommError {
-        if self.failure.set(error).is_ok() {
-            tracing::debug!(error = %self.failure.wait(), "the world of ranks fails");
-        }
-        self.wake_all();
-        self.failure.wait().clone()
-    }
-
-    /// Notes that a rank's code has ended, and wakes those who may wait for it.
-    pub fn leave(&self, rank: usize, how: impl FnOnce(&mut Activity)) {
-        how(&mut lock(&self.board[rank]));
-        self.wake_all();
-    }
-
-    fn wake_all(&self) {
-        let groups: Vec<_> = lock(&self.groups).iter().filter_map(Weak::upgrade).collect();
-        groups.iter().for_each(|group| group.wake());
-    }
-
-    pub fn activity(&self, rank: usize) -> MutexGuard<'_, Activity> {
-        lock(&self.board[rank])
-    }
-
-    /// What every rank was last doing.
-    pub fn report(&self) -> String {
-        let line = |(rank, activity)| format!("rank {rank}: {}", lock(activity));
-        self.board.iter().enumerate().map(line).collect::<Vec<_>>().join("; ")
-    }
-
-    /// Adds to the counters of a rank.
-    pub fn count(&self, rank: usize, op: &'static str, axis: &Arc<str>, calls: u64, bytes: usize, time: Duration) {
-        let mut counters = lock(&self.counters[rank]);
-        let tally = counters.entry((op, axis.clone())).or_default();
-        tally.calls += calls;
-        tally.bytes += bytes as u64;
-        tally.time += time;
-    }
-
-    pub fn counters(&self, rank: usize) -> Vec<Counter> {
-        let counter = |((op, axis), tally): (&(&'static str, Arc<str>), &Tally)| Counter {
-            rank,
-            op: op.to_string(),
-            axis: axis.to_string(),
-            calls: tally.calls,
-            bytes_sent: tally.bytes,
-            seconds: tally.time.as_secs_f64(),
-        };
-        lock(&self.counters[rank]).iter().map(counter).collect()
-    }
-
-    pub fn reset_counters(&self, rank: usize) {
-        lock(&self.counters[rank]).clear();
     }
 }

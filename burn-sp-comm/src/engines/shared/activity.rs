@@ -1,17 +1,17 @@
 //! What every rank was last doing, for reports.
 
-use crate::Site;
+use super::fingerprint::Place;
 use std::fmt;
 use std::sync::Arc;
 
 /// One call of a collective.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
+pub struct Call {
     pub name: &'static str,
     pub axis: Arc<str>,
     /// The number of the call within its group.
     pub sequence: u64,
-    pub site: Site,
+    pub site: Place,
 }
 
 impl fmt::Display for Call {
@@ -34,7 +34,7 @@ enum State {
 
 /// A rank's line on the board.
 #[derive(Clone, Debug)]
-pub(super) struct Activity {
+pub struct Activity {
     state: State,
     last: Option<Call>,
 }

@@ -3,7 +3,7 @@
 use crate::CommError;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::panic::PanicHookInfo;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
@@ -13,7 +13,7 @@ thread_local! {
 }
 
 /// Puts a hook before the process's panic hook, once. It concerns only threads that asked to be watched.
-pub(super) fn install() {
+fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let previous = std::panic::take_hook();
@@ -29,12 +29,20 @@ pub(super) fn install() {
     });
 }
 
-pub(super) fn watch_this_thread() {
+/// Runs a rank's code on this thread. A panic, or an error thrown by [`raise`](crate::raise), becomes an `Err`.
+pub fn caught<T>(rank: usize, body: impl FnOnce() -> T) -> Result<T, CommError> {
+    install();
     WATCHED.set(true);
+    let result = catch_unwind(AssertUnwindSafe(body));
+    WATCHED.set(false);
+    result.map_err(|payload| match payload.downcast::<CommError>() {
+        Ok(error) => *error,
+        Err(other) => describe(rank, &*other),
+    })
 }
 
 /// The error for a panic that was caught on this thread with `payload`.
-pub(super) fn describe(rank: usize, payload: &(dyn Any + Send)) -> CommError {
+fn describe(rank: usize, payload: &(dyn Any + Send)) -> CommError {
     let message = message(payload);
     // The latest panic may be another one that the rank caught itself, if this payload came by `resume_unwind` from a
     // worker.
