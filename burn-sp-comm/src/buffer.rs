@@ -1,5 +1,6 @@
 //! One tensor, as engines see it.
 
+use crate::copy::dense;
 use crate::{CommError, DeviceTensor};
 use burn_std::{BoolStore, Bytes, DType, Element};
 use std::any::Any;
@@ -149,6 +150,30 @@ impl Buffer {
     /// The number of elements.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// The elements in row-major order; the buffer's own bytes if they are all of these and nobody else holds them.
+    ///
+    /// # Errors
+    /// [`CommError::Invalid`] if the tensor is on a device.
+    pub fn into_bytes(self) -> Result<Bytes, CommError> {
+        let row_major = |view: &HostView| {
+            let needed = self.num_elements() * self.dtype.size();
+            view.offset == 0 && view.bytes.len() == needed && view.strides == row_major(&self.shape)
+        };
+        let buffer = match self.host() {
+            None => {
+                return Err(CommError::invalid(
+                    "the bytes of a tensor on a device are not in host memory",
+                ));
+            }
+            Some(view) if row_major(view) => self,
+            Some(_) => dense(&self)?,
+        };
+        match buffer.storage {
+            Storage::Host(view) => Ok(Arc::try_unwrap(view.bytes).unwrap_or_else(|shared| (*shared).clone())),
+            Storage::Device(_) => unreachable!("it was in host memory"),
+        }
     }
 
     /// The elements in row-major order; for tests and small things.

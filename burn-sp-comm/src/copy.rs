@@ -1,9 +1,9 @@
 //! Carrying out a [`Plan`] on host memory.
 
-use crate::CommError;
 use crate::buffer::{Buffer, Storage, row_major};
 use crate::plan::{Plan, Tile};
 use crate::sum::{BLOCK, Or, Sum};
+use crate::{Collective, CommError};
 use burn_std::{BoolStore, Bytes, DType, bf16, f16};
 
 /// Memory for one result, allocated but not written: zeroing it first would touch every page twice.
@@ -87,9 +87,9 @@ unsafe fn filled<T>(mut vec: Vec<T>, elements: usize) -> Vec<T> {
 
 /// The memory of an [`Output`], to be written by one or several threads.
 pub(crate) struct Target {
-    start: *mut u8,
-    strides: Vec<isize>,
-    dtype: DType,
+    pub start: *mut u8,
+    pub strides: Vec<isize>,
+    pub dtype: DType,
 }
 
 // SAFETY: a target is only an address; that no two threads write the same element is up to `write`'s callers.
@@ -114,6 +114,12 @@ pub(crate) fn assemble(plan: Plan, own: &Buffer, sources: &[Option<&Buffer>]) ->
     }
     // SAFETY: a plan's tiles cover its shape.
     Ok(unsafe { output.finish(plan.shape) })
+}
+
+/// A row-major copy of a tensor in host memory.
+pub(crate) fn dense(buffer: &Buffer) -> Result<Buffer, CommError> {
+    let whole = Plan::new(&Collective::Barrier, 1, 0, buffer.shape()).map_err(CommError::invalid)?;
+    assemble(whole, buffer, &[Some(buffer)])
 }
 
 /// Writes every element of one tile.
@@ -191,15 +197,15 @@ pub(crate) unsafe fn write(tile: &Tile, sources: &[Option<&Buffer>], target: &Ta
 }
 
 /// The loops that visit a box in several operands at once, outermost first; operand 0 is the target.
-struct Nest {
-    lengths: Vec<usize>,
+pub(crate) struct Nest {
+    pub lengths: Vec<usize>,
     /// Per operand and loop, how far to go each turn, in elements.
-    steps: Vec<Vec<isize>>,
+    pub steps: Vec<Vec<isize>>,
 }
 
 impl Nest {
     /// As few loops as possible: those of one turn are left out, and two become one where every operand allows it.
-    fn new(shape: &[usize], strides: Vec<Vec<isize>>) -> Self {
+    pub fn new(shape: &[usize], strides: Vec<Vec<isize>>) -> Self {
         let mut nest = Nest {
             lengths: Vec::new(),
             steps: vec![Vec::new(); strides.len()],

@@ -24,4 +24,57 @@ pub trait DeviceTensor: Any + Debug + Send + Sync {
     /// # Errors
     /// If a source is of another kind than this tensor.
     fn assemble(&self, plan: &Plan, sources: &[Option<&Buffer>]) -> Result<Arc<dyn DeviceTensor>, CommError>;
+
+    /// A copy in host memory. Waits for the device.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn to_host(&self) -> Result<Buffer, CommError>;
+
+    /// A copy of a tensor in host memory on this tensor's device.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn from_host(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError>;
+
+    /// The tensor again, if it is in the memory of a CUDA device whose addresses others may use.
+    fn cuda(&self) -> Option<&dyn CudaTensor> {
+        None
+    }
+}
+
+/// A tensor in the memory of a CUDA device, for an engine that hands its address to a library of that device.
+pub trait CudaTensor: DeviceTensor {
+    /// The same elements in another shape of as many, row-major without gaps. A copy only where they do not lie so.
+    fn dense(&self, shape: &[usize]) -> Arc<dyn CudaTensor>;
+
+    /// A dense tensor on the same device that nobody has written yet.
+    fn empty(&self, shape: &[usize], dtype: DType) -> Arc<dyn CudaTensor>;
+
+    /// Has the addresses of dense tensors of this device used by `work`: those that are read hold what was last written
+    /// before this call, and whatever uses any of them afterwards finds what `work` has written.
+    ///
+    /// # Errors
+    /// Those of `work`; or if the device fails, or a tensor is on none.
+    fn with_addresses(
+        &self,
+        order: CudaOrder,
+        tensors: &[Arc<dyn CudaTensor>],
+        work: CudaWork<'_>,
+    ) -> Result<(), CommError>;
+}
+
+/// Called with a stream ([`CudaOrder::OnStream`]; `0` with [`CudaOrder::HostSynced`]) and the tensors' addresses.
+pub type CudaWork<'a> = Box<dyn FnOnce(u64, &[u64]) -> Result<(), CommError> + Send + 'a>;
+
+/// How a library's use of tensors is put in order with the device's other work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CudaOrder {
+    /// By the stream on which the device works for the calling thread: what is done with the tensors is put on it, and
+    /// the host waits for nothing.
+    #[default]
+    OnStream,
+    /// By the host: it waits for the device before, and until the work is done. Slower, and relies on nothing but public
+    /// calls.
+    HostSynced,
 }

@@ -66,7 +66,7 @@ fn several_collectives_are_in_flight_and_awaited_in_any_order() {
 }
 
 #[test]
-fn starting_does_not_wait() {
+fn starting_does_not_wait_on_threads() {
     let (sender, receiver) = channel();
     world(2, |comm| {
         let pending = if comm.rank() == 0 {
@@ -84,7 +84,7 @@ fn starting_does_not_wait() {
 }
 
 #[test]
-fn a_shift_needs_only_its_source() {
+fn a_shift_needs_only_its_source_on_threads() {
     let (sender, receiver) = channel();
     world(3, |comm| {
         let shift = |comm: &dyn Communicator| start(comm, Collective::Shift { by: 1 }, number(comm));
@@ -212,7 +212,7 @@ fn bytes_and_calls_follow_the_formulas() {
 }
 
 #[test]
-fn seconds_are_those_spent_waiting() {
+fn seconds_are_those_spent_waiting_on_threads() {
     // Long against what a busy machine adds.
     const PAUSE: Duration = Duration::from_millis(1500);
     let counters = world(2, |comm| {
@@ -236,4 +236,10 @@ fn seconds_are_those_spent_waiting() {
         "{waited:?}"
     );
     assert!(came_late.seconds < 0.8 * pause, "{came_late:?}");
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn over_mpi() {
+    again_over_mpi(8, &["on_threads"]);
 }

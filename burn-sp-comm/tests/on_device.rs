@@ -66,6 +66,18 @@ impl DeviceTensor for OnTest {
             values: coordinates(&whole(&plan.shape)).iter().map(element).collect(),
         }))
     }
+
+    fn to_host(&self) -> Result<Buffer, CommError> {
+        Ok(Buffer::from_slice(&self.values, self.shape.clone()))
+    }
+
+    fn from_host(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError> {
+        Ok(Arc::new(OnTest {
+            device: self.device,
+            shape: buffer.shape().to_vec(),
+            values: buffer.to_vec(),
+        }))
+    }
 }
 
 #[test]

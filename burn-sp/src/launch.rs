@@ -1,18 +1,22 @@
 use std::{
+    ops::Range,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Devices, Int, Tensor};
+#[cfg(feature = "mpi")]
+use burn_sp_comm::engines::mpi;
 use burn_sp_comm::{
+    Communicator,
     engines::threads::{self, ThreadsConfig},
     raise,
 };
 
 use crate::{
-    Error, SpDevice,
-    layout::{Mesh, MeshShape},
+    Engine, Error, SpDevice,
+    layout::{Mesh, MeshError, MeshShape},
 };
 
 /// How ranks are started.
@@ -20,17 +24,25 @@ use crate::{
 pub struct LaunchConfig {
     /// The mesh; its product is the number of ranks.
     pub mesh: MeshShape,
+    /// How ranks run; threads unless said otherwise.
+    pub engine: Engine,
     /// How long a rank waits for its peers before every rank fails with a report.
     pub timeout: Duration,
 }
 
 impl LaunchConfig {
-    /// A mesh with the default timeout of one minute.
+    /// A mesh of threads, with the default timeout of one minute.
     pub fn new(mesh: MeshShape) -> Self {
         Self {
             mesh,
+            engine: Engine::default(),
             timeout: Duration::from_secs(60),
         }
+    }
+
+    /// Sets how ranks run.
+    pub fn with_engine(self, engine: Engine) -> Self {
+        Self { engine, ..self }
     }
 
     /// Sets the timeout.
@@ -74,7 +86,8 @@ impl RankDevices for Devices {
     }
 }
 
-/// Runs `body` on every rank, each a thread with its own place on the mesh, and returns the results in rank order.
+/// Runs `body` on every rank, each with its own place on the mesh, and returns the results in rank order: of all ranks if
+/// they are threads, of this process's one if they are processes. Every process must call it.
 ///
 /// Modules must be built inside `body` (or handed over by [`launch_module`]): an autodiff leaf that two ranks share would
 /// make their graphs one, and their backward passes would wait for each other.
@@ -104,20 +117,46 @@ where
     D: RankDevices + ?Sized,
     F: Fn(SpDevice) -> T + Send + Sync,
 {
-    config.mesh.check(config.mesh.ranks())?;
-    let threads = ThreadsConfig {
-        ranks: config.mesh.ranks(),
-        timeout: config.timeout,
-    };
-    let results = threads::launch(&threads, |world| match Mesh::new(config.mesh, world) {
+    check(config)?;
+    let on_rank = |world: Arc<dyn Communicator>| match Mesh::new(config.mesh, world) {
         Ok(mesh) => {
             let device = devices.of_rank(mesh.rank()).clone();
             body(SpDevice::new(device, Arc::new(mesh)))
         }
         Err(Error::Comm(error)) => raise(error),
         Err(error) => panic!("{error}"),
-    })?;
-    Ok(results)
+    };
+    match config.engine {
+        Engine::Threads => {
+            let threads = ThreadsConfig {
+                ranks: config.mesh.ranks(),
+                timeout: config.timeout,
+            };
+            Ok(threads::launch(&threads, on_rank)?)
+        }
+        #[cfg(feature = "mpi")]
+        Engine::Mpi => {
+            let mpi = mpi::MpiConfig {
+                timeout: config.timeout,
+            };
+            Ok(vec![mpi::launch(&mpi, on_rank)?])
+        }
+        #[allow(unreachable_patterns, reason = "some engines are not built")]
+        engine => Err(Error::NotBuilt { engine }),
+    }
+}
+
+/// Checks that there can be such a mesh, and returns the ranks that are in this process.
+fn check(config: &LaunchConfig) -> Result<Range<usize>, Error> {
+    config.mesh.check(config.mesh.ranks())?;
+    match config.engine.process()? {
+        None => Ok(0..config.mesh.ranks()),
+        Some((rank, processes)) if processes == config.mesh.ranks() => Ok(rank..rank + 1),
+        Some((_, processes)) => Err(Error::Mesh(MeshError::Processes {
+            mesh: config.mesh,
+            processes,
+        })),
+    }
 }
 
 /// [`launch`], with a fork of `module` for every rank: the same weights (shared until they change), each with its own
@@ -132,14 +171,14 @@ where
     T: Send,
     F: Fn(SpDevice, M) -> T + Send + Sync,
 {
-    config.mesh.check(config.mesh.ranks())?;
+    let here = check(config)?;
     initialize(&module);
     let fork = |rank| Mutex::new(Some(module.clone().fork(devices.of_rank(rank))));
-    let forks: Vec<_> = (0..config.mesh.ranks()).map(fork).collect();
+    let forks: Vec<_> = here.clone().map(fork).collect();
     // Its weights live on in the forks, and only there once those have changed.
     drop(module);
     launch(config, devices, |device| {
-        let fork = forks[device.rank()]
+        let fork = forks[device.rank() - here.start]
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
             .take();

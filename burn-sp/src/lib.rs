@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod attention;
+mod engine;
 mod error;
 mod launch;
 pub mod layout;
@@ -9,6 +10,7 @@ mod tensor;
 pub mod train;
 
 pub use burn_sp_comm as comm;
+pub use engine::Engine;
 pub use error::Error;
 pub use kernels_cubecl as kernels;
 pub use launch::{LaunchConfig, RankDevices, initialize, launch, launch_module};
@@ -19,5 +21,5 @@ pub mod prelude {
     pub use crate::attention::{AttentionOptions, KvMove, Mask, attention};
     pub use crate::layout::{Axis, Layout, Mesh, MeshShape, Placement, Split};
     pub use crate::train::{LossShare, ParamLayouts, clip_by_global_norm, sum_gradients, token_loss, valid_tokens};
-    pub use crate::{LaunchConfig, SpDevice, SpTensor, launch, launch_module};
+    pub use crate::{Engine, LaunchConfig, SpDevice, SpTensor, launch, launch_module};
 }

@@ -177,7 +177,7 @@ fn ours(ranks: usize, checked: usize) -> usize {
 
 fn main() {
     let text = Text::read(None).expect("the workspace has text");
-    memory::unranked_work_for_rank_0(true);
+    memory::unranked_work_for(Some(0));
     let (burn, held) = longest(|tokens| plain(&text, tokens));
     println!(
         "plain Burn: {} tokens, {} held",

@@ -15,6 +15,17 @@ pub enum Engine {
     /// As threads of this process.
     #[default]
     Threads,
+    /// As processes over MPI, started by mpirun.
+    Mpi,
+}
+
+impl From<Engine> for burn_sp::Engine {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Threads => burn_sp::Engine::Threads,
+            Engine::Mpi => burn_sp::Engine::Mpi,
+        }
+    }
 }
 
 /// Where tensors live.
@@ -100,6 +111,8 @@ pub(crate) fn name(value: impl ValueEnum) -> String {
 const MESH: &str = "Mesh (if no axis is given, one is chosen, and the reason printed)";
 
 const MEMORY: &str = "Memory (no loss depends on these)";
+
+const STATE: &str = "Saving and resuming";
 
 /// The flags of every program: the ranks, the size of the run, and where it is written down.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -245,6 +258,24 @@ pub struct LearningFlags {
     pub shard: Option<Shard>,
 }
 
+/// Where training state goes and comes from.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+pub struct StateFlags {
+    /// Save training state in this folder after the last step, and keep the newest two. Ranks wait for rank 0's disk, as
+    /// for all else no longer than --timeout
+    #[arg(long, value_name = "DIR", help_heading = STATE)]
+    pub save: Option<PathBuf>,
+
+    /// Save it after every so many steps, and after the last [default: after the last]
+    #[arg(long, value_name = "N", help_heading = STATE)]
+    pub save_every: Option<usize>,
+
+    /// Go on from the newest state in this folder, or from this one (.../step-000010), on any mesh. Data and model must be
+    /// as they were; --steps counts the steps before too
+    #[arg(long, value_name = "DIR", help_heading = STATE)]
+    pub resume: Option<PathBuf>,
+}
+
 /// Trains a byte-level language model on text, its sequences split over ranks.
 ///
 /// With no flags: 2 ranks, a small Llama, and the sources and documentation of the workspace as its text.
@@ -264,6 +295,11 @@ pub struct TrainFlags {
     #[command(flatten)]
     #[serde(flatten)]
     pub learning: LearningFlags,
+
+    /// Where its state goes and comes from.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub state: StateFlags,
 
     /// The model.
     #[command(flatten)]

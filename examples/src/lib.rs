@@ -3,6 +3,7 @@
 pub mod config;
 mod draw;
 mod error;
+mod everyone;
 pub mod flags;
 pub mod measure;
 pub mod memory;
@@ -10,6 +11,7 @@ mod meter;
 pub mod plan;
 pub mod progress;
 pub mod report;
+mod saving;
 pub mod spatial_temporal;
 pub mod summary;
 pub mod text;

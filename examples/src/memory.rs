@@ -102,14 +102,22 @@ pub fn unranked() -> Account {
     }
 }
 
-/// Whether threads that are no rank count for rank 0: right where it is the only one, so that they all work for it.
-pub fn unranked_work_for_rank_0(yes: bool) {
-    UNRANKED.store(if yes { 0 } else { SHARED }, Relaxed);
+/// The rank for which threads count that are none themselves: the only one of this process, as they all work for it.
+pub fn unranked_work_for(rank: Option<usize>) {
+    UNRANKED.store(rank.unwrap_or(SHARED), Relaxed);
 }
 
-/// Whether threads that are no rank count for rank 0.
-pub fn unranked_works_for_rank_0() -> bool {
-    UNRANKED.load(Relaxed) == 0
+/// Whether threads that are no rank count for one.
+pub fn unranked_work_for_a_rank() -> bool {
+    UNRANKED.load(Relaxed) != SHARED
+}
+
+/// The most memory that this process had resident, in bytes, as the system counts it; none where that is not known.
+pub fn resident_peak() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes << 10)
 }
 
 /// Whether this process allocates through [`Tracking`]; if not, all figures are 0.

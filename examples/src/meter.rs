@@ -3,7 +3,9 @@
 use burn::tensor::Device;
 use burn_sp::comm::Counter;
 
-use crate::memory::Account;
+use serde::{Deserialize, Serialize};
+
+use crate::memory::{Account, resident_peak};
 
 /// Where a rank's bytes are counted.
 pub(crate) enum Gauge {
@@ -55,7 +57,7 @@ pub(crate) struct Meter {
 }
 
 /// What a rank reports.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figures {
     /// Bytes of the rank's parameters, and of their gradients.
     pub parameters: u64,
@@ -65,6 +67,8 @@ pub(crate) struct Figures {
     pub activation: u64,
     /// What summing the gradients needed beside them.
     pub buckets: u64,
+    /// The most that the process had resident, in whatever phase; 0 where the system does not say.
+    pub resident: u64,
     /// Traffic of the training steps.
     pub traffic: Vec<Counter>,
 }
@@ -138,6 +142,7 @@ impl Meter {
         self.lap();
         Figures {
             traffic,
+            resident: resident_peak().unwrap_or_default(),
             ..self.figures
         }
     }

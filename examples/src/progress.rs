@@ -1,6 +1,7 @@
 //! What a person sees while ranks work: a bar on a terminal, plain lines elsewhere, all on stderr.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -24,6 +25,8 @@ enum Kind {
     Bar(ProgressBar),
     Lines {
         start: Instant,
+        /// Steps of earlier runs.
+        before: AtomicUsize,
         last: std::sync::Mutex<Option<Instant>>,
         steps: usize,
     },
@@ -42,6 +45,7 @@ impl Progress {
         } else {
             Kind::Lines {
                 start: Instant::now(),
+                before: Default::default(),
                 last: Default::default(),
                 steps,
             }
@@ -70,6 +74,18 @@ impl Progress {
         }
     }
 
+    /// So many steps were done by an earlier run.
+    pub fn resume(&self, steps: usize) {
+        match &self.kind {
+            Kind::Quiet => {}
+            Kind::Bar(bar) => {
+                bar.set_position(steps as u64);
+                bar.reset_eta();
+            }
+            Kind::Lines { before, .. } => before.store(steps, Ordering::Relaxed),
+        }
+    }
+
     /// A step is done.
     pub fn step(&self, step: &Step) {
         let rate = step.tokens as f64 / step.seconds;
@@ -80,16 +96,22 @@ impl Progress {
                 bar.set_message(format!("loss {loss:.4}  {rate:.0} tokens/s"));
                 bar.set_position(step.step as u64);
             }
-            Kind::Lines { start, last, steps } => {
+            Kind::Lines {
+                start,
+                before,
+                last,
+                steps,
+            } => {
+                let before = before.load(Ordering::Relaxed);
                 let mut last = last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                let edge = step.step == 1 || step.step == *steps;
+                let edge = step.step == before + 1 || step.step == *steps;
                 if !edge && last.is_some_and(|last| last.elapsed() < PAUSE) {
                     return;
                 }
                 *last = Some(Instant::now());
                 let left = start
                     .elapsed()
-                    .div_f64(step.step as f64)
+                    .div_f64((step.step - before) as f64)
                     .mul_f64((*steps - step.step) as f64);
                 eprintln!(
                     "step {}/{steps}  loss {loss:.4}  gradient norm {:.3}  {rate:.0} tokens/s  {} left",

@@ -70,6 +70,9 @@ pub struct Memory {
     pub gradient_bytes_per_rank: Vec<u64>,
     /// What summing the gradients over the ranks needed beside them.
     pub bucket_bytes_per_rank: Vec<u64>,
+    /// The most that every process had resident, from its start, code and all; none where the system does not say. Ranks
+    /// that are threads are one process.
+    pub resident_peak_bytes_per_process: Vec<u64>,
     /// The most that threads held which are no rank: the initial weights, the text, workers of the thread pool. 0 if
     /// they count for the only rank.
     pub other_threads_peak_bytes: u64,
@@ -90,7 +93,7 @@ pub(crate) fn method(device: DeviceKind) -> String {
                 gradients are known"
             .into();
     }
-    let others = match memory::unranked_works_for_rank_0() {
+    let others = match memory::unranked_work_for_a_rank() {
         true => "threads that are no rank (the thread pool's workers) count for the only rank",
         false => {
             "threads that are no rank (the thread pool's workers, and main with the initial weights) are reported beside"

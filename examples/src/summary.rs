@@ -28,6 +28,12 @@ pub fn summary(report: &Report) -> String {
     table.add_row(["  parameters".into(), bytes(&memory.parameter_bytes_per_rank)]);
     table.add_row(["  optimizer".into(), bytes(&memory.optimizer_bytes_per_rank)]);
     table.add_row(["  gradients".into(), bytes(&memory.gradient_bytes_per_rank)]);
+    if memory.resident_peak_bytes_per_process.iter().any(|bytes| *bytes > 0) {
+        table.add_row([
+            "resident, at most a process".into(),
+            bytes(&memory.resident_peak_bytes_per_process),
+        ]);
+    }
     table.add_row([
         "tokens/s".to_string(),
         HumanCount(report.tokens_per_second.round() as u64).to_string(),

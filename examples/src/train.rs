@@ -25,12 +25,12 @@ const VALIDATION_WINDOWS: usize = 16;
 /// If the text is too short (before any rank starts), or the ranks fail.
 pub fn train(config: &TrainConfig, progress: &Progress) -> Result<Report, RunError> {
     let text = Text::read(config.text.as_deref())?;
-    memory::unranked_work_for_rank_0(config.run.ranks == 1);
+    memory::unranked_work_for(config.run.only_rank()?);
     train_on(config, &text, progress)
 }
 
 /// [`train`] on a text that has been read. Whom the memory of threads that are no rank counts for is up to the caller:
-/// [`memory::unranked_work_for_rank_0`].
+/// [`memory::unranked_work_for`].
 ///
 /// # Errors
 /// As [`train`].
@@ -40,6 +40,7 @@ pub fn train_on(config: &TrainConfig, text: &Text, progress: &Progress) -> Resul
         program: "train-transformer",
         run: &config.run,
         learning: &config.learning,
+        state: &config.state,
         lines: vec![config.run.mesh_line(), text.line()],
         config: serde_json::to_value(config).unwrap_or_default(),
     };

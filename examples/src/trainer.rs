@@ -12,12 +12,14 @@ use burn_sp::train::{
 use burn_sp::{SpDevice, launch_module};
 
 use crate::RunError;
-use crate::config::{LearningConfig, RunConfig};
-use crate::flags::{DeviceKind, Shard};
+use crate::config::{LearningConfig, RunConfig, StateConfig};
+use crate::everyone::{agree, everyones};
+use crate::flags::{DeviceKind, Engine, Shard};
 use crate::memory;
 use crate::meter::{Figures, Gauge, Meter};
 use crate::progress::Progress;
 use crate::report::{Memory, Report, Step, median_seconds, method};
+use crate::saving::{Keeper, Saving};
 
 /// Parameters are f32.
 const PARAMETER_BYTES: usize = 4;
@@ -55,6 +57,7 @@ pub(crate) struct Job<'a> {
     pub program: &'static str,
     pub run: &'a RunConfig,
     pub learning: &'a LearningConfig,
+    pub state: &'a StateConfig,
     /// What a person is told first.
     pub lines: Vec<String>,
     /// For the report.
@@ -70,14 +73,17 @@ impl Job<'_> {
         progress: &Progress,
     ) -> Result<Report, RunError> {
         let (run, learning) = (self.run, self.learning);
+        let saving = Saving::new(self.state, self.program, run.steps, run.seed, &self.config);
+        let resumed = saving.check()?;
         memory::unranked().reset_peak();
         let devices: Vec<_> = run.devices()?.into_iter().map(Device::autodiff).collect();
-        for line in &self.lines {
+        for line in self.lines.iter().chain(&resumed) {
             progress.line(line);
         }
         progress.line(&format!("model: {} parameters", model.num_params()));
         let outcomes = launch_module(&run.launch(), &devices, model, |device, model| {
             let account = memory::enter(device.rank());
+            agree(&self.config, device.mesh().world().as_ref());
             let gauge = match run.device {
                 DeviceKind::Flex => Gauge::Host(account),
                 _ => Gauge::Pool {
@@ -93,6 +99,8 @@ impl Job<'_> {
                 }
                 Shard::None | Shard::Optimizer => (model, layouts, ParamShards::default()),
             };
+            let keeper = saving.on(&device, &layouts, &shards);
+            let (model, optimizer, done) = keeper.resume(model, Optimizer::new(learning));
             let task = task(&device, shards);
             let meter = Meter::new(gauge, model.num_params() * PARAMETER_BYTES);
             Rank {
@@ -101,20 +109,27 @@ impl Job<'_> {
                 run,
                 learning,
                 layouts,
-                optimizer: Optimizer::new(learning),
+                optimizer,
+                keeper,
+                done,
                 task,
             }
             .run(model, progress)
         })?;
         progress.finish();
-        Ok(self.report(outcomes))
+        // Steps, losses and everyone's figures are known to every rank; there is one in every process.
+        let mut outcomes = outcomes;
+        Ok(self.report(outcomes.swap_remove(0)))
     }
 
-    fn report(self, outcomes: Vec<Outcome>) -> Report {
+    fn report(self, outcome: Outcome) -> Report {
         let run = self.run;
-        let of = |figure: fn(&Figures) -> u64| -> Vec<u64> {
-            outcomes.iter().map(|outcome| figure(&outcome.figures)).collect()
-        };
+        let Outcome {
+            steps,
+            validation_loss,
+            figures,
+        } = outcome;
+        let of = |figure: fn(&Figures) -> u64| -> Vec<u64> { figures.iter().map(figure).collect() };
         let known = run.device != DeviceKind::Flex || memory::measured();
         let measured = |bytes: Vec<u64>| if known { bytes } else { vec![0; run.ranks] };
         let memory = Memory {
@@ -124,21 +139,17 @@ impl Job<'_> {
             optimizer_bytes_per_rank: self.optimizer_bytes(of(|figures| 2 * figures.parameters)),
             gradient_bytes_per_rank: of(|figures| figures.parameters),
             bucket_bytes_per_rank: measured(of(|figures| figures.buckets)),
-            other_threads_peak_bytes: match memory::unranked_works_for_rank_0() {
+            resident_peak_bytes_per_process: match run.engine {
+                Engine::Threads => memory::resident_peak().into_iter().collect(),
+                _ => of(|figures| figures.resident),
+            },
+            other_threads_peak_bytes: match memory::unranked_work_for_a_rank() {
                 true => 0,
                 false => memory::unranked().peak() as u64,
             },
             method: method(run.device),
         };
-        let communication = outcomes
-            .iter()
-            .flat_map(|outcome| outcome.figures.traffic.clone())
-            .collect();
-        // Losses are the same on every rank.
-        let (steps, validation_loss) = match outcomes.into_iter().next() {
-            Some(first) => (first.steps, first.validation_loss),
-            None => (Vec::new(), None),
-        };
+        let communication = figures.iter().flat_map(|figures| figures.traffic.clone()).collect();
         let median = median_seconds(&steps);
         Report {
             program: self.program.into(),
@@ -172,7 +183,8 @@ impl Job<'_> {
 struct Outcome {
     steps: Vec<Step>,
     validation_loss: Option<f64>,
-    figures: Figures,
+    /// Of all ranks.
+    figures: Vec<Figures>,
 }
 
 /// One rank at work.
@@ -183,11 +195,14 @@ struct Rank<'a, T> {
     meter: Meter,
     layouts: ParamLayouts,
     optimizer: Optimizer,
+    keeper: Keeper<'a>,
+    /// Steps of earlier runs.
+    done: usize,
     task: T,
 }
 
 /// Who keeps the optimizer's state.
-enum Optimizer {
+pub(crate) enum Optimizer {
     /// Every rank that of the parameters it holds.
     Whole(ModuleOptimizer),
     /// Every rank its share.
@@ -212,10 +227,13 @@ impl Optimizer {
 impl<T: Task> Rank<'_, T> {
     fn run(mut self, mut model: T::Model, progress: &Progress) -> Outcome {
         let first = self.device.rank() == 0;
+        if first {
+            progress.resume(self.done);
+        }
         self.device.mesh().world().reset_statistics();
-        let mut steps = Vec::with_capacity(self.run.steps);
+        let mut steps = Vec::with_capacity(self.run.steps - self.done);
         let mut traffic = Vec::new();
-        for step in 0..self.run.steps {
+        for step in self.done..self.run.steps {
             let _span = tracing::trace_span!("step", number = step + 1).entered();
             let start = Instant::now();
             let (updated, loss, grad_norm) = self.step(step, model);
@@ -235,14 +253,17 @@ impl<T: Task> Rank<'_, T> {
             let world = self.device.mesh().world();
             add(&mut traffic, world.statistics());
             self.meter.step_done();
+            self.keeper.save(step + 1, &model, &self.optimizer);
             self.task.after(step + 1, &model);
             world.reset_statistics();
             self.meter.skip();
         }
+        let validation_loss = self.task.validate(&model);
+        let own = self.meter.finish(traffic);
         Outcome {
             steps,
-            validation_loss: self.task.validate(&model),
-            figures: self.meter.finish(traffic),
+            validation_loss,
+            figures: everyones(&own, self.device.mesh().world().as_ref()),
         }
     }
 

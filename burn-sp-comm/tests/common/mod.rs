@@ -1,25 +1,11 @@
 //! Splits, coordinates and an oracle that shares nothing with the crate but the meaning of the operations.
 #![allow(dead_code, reason = "every test file uses its own selection")]
 
-use burn_sp_comm::engines::threads::{ThreadsConfig, launch};
-use burn_sp_comm::{Buffer, Collective, CommError, Communicator, Parts};
-use burn_std::Element;
-use std::sync::Arc;
-use std::time::Duration;
+mod engine;
 
-/// Launches with a timeout that a correct run never meets.
-pub fn world<T: Send>(
-    ranks: usize,
-    body: impl Fn(Arc<dyn Communicator>) -> T + Send + Sync,
-) -> Result<Vec<T>, CommError> {
-    launch(
-        &ThreadsConfig {
-            ranks,
-            timeout: Duration::from_secs(20),
-        },
-        body,
-    )
-}
+use burn_sp_comm::{Buffer, Collective, Communicator, Parts};
+use burn_std::Element;
+pub use engine::*;
 
 /// Contiguous, zigzag, uneven, with empty ranks, and scattered single indices.
 pub fn splits(length: usize, ranks: usize) -> Vec<Parts> {

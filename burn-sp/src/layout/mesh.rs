@@ -151,6 +151,15 @@ pub enum MeshError {
         /// How many ranks there are.
         ranks: usize,
     },
+    /// The axes multiply to another number than there are processes.
+    #[error("mesh: {mesh} needs {} processes, but {processes} {} started; start {}, with mpirun: -n {}",
+        .mesh.ranks(), if *.processes == 1 { "was" } else { "were" }, .mesh.ranks(), .mesh.ranks())]
+    Processes {
+        /// What was asked for.
+        mesh: MeshShape,
+        /// How many processes were started.
+        processes: usize,
+    },
 }
 
 /// The ranks arranged on named axes, as one rank sees them: its coordinates and its process groups.

@@ -36,7 +36,7 @@ struct Travel {
 }
 
 impl ShardedOptimizer {
-    /// Shares out the state of this optimizer, which must not have any yet.
+    /// Shares out the state of this optimizer, which must have none, or that of this rank's parts.
     pub fn new(optimizer: ModuleOptimizer) -> Self {
         Self { optimizer }
     }
@@ -119,6 +119,11 @@ impl ShardedOptimizer {
     }
 
     /// The optimizer, with the state of this rank's parts.
+    pub fn inner(&self) -> &ModuleOptimizer {
+        &self.optimizer
+    }
+
+    /// [`inner`](Self::inner), by value.
     pub fn into_inner(self) -> ModuleOptimizer {
         self.optimizer
     }
@@ -204,8 +209,12 @@ struct Flatten(HashMap<ParamId, Tensor<1>>);
 impl ModuleVisitor for Flatten {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val().inner();
-        let length = tensor.dims().iter().product::<usize>();
-        self.0.insert(param.id, tensor.reshape([length]));
+        let flat = match tensor.dims().iter().product::<usize>() {
+            // Burn's `reshape` reads a length of 0 as "as it was".
+            0 => Tensor::empty([0], (&tensor.device(), tensor.dtype())),
+            length => tensor.reshape([length]),
+        };
+        self.0.insert(param.id, flat);
     }
 }
 
@@ -215,7 +224,7 @@ struct Restore {
 
 impl ModuleMapper for Restore {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let updated = self.updated.remove(&param.id);
+        let updated = self.updated.remove(&param.id).filter(|updated| updated.dims()[0] > 0);
         param.map(|old| {
             let Some(updated) = updated else { return old };
             let new = updated.reshape(old.dims());

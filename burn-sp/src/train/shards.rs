@@ -1,14 +1,16 @@
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Float, Tensor};
-use burn_sp_comm::{Parts, Site, raise};
+use burn_sp_comm::{Communicator, Parts, Site, raise};
 
 use super::ParamLayouts;
 use super::sharded::{flat_layout, flat_part};
 use crate::{
     SpDevice, SpKind,
+    layout::Layout,
     tensor::{Place, Transition, own_storage},
 };
 
@@ -59,6 +61,7 @@ pub fn shard_parameters<M: Module>(module: M, device: &SpDevice, layouts: &Param
     let shards = ParamShards {
         cuts: Arc::new(cutter.cuts),
         layouts: Arc::new(cutter.layouts),
+        whole: Arc::new(layouts.clone()),
     };
     (module, shards)
 }
@@ -68,14 +71,46 @@ pub fn shard_parameters<M: Module>(module: M, device: &SpDevice, layouts: &Param
 pub struct ParamShards {
     cuts: Arc<HashMap<ParamId, Cut>>,
     layouts: Arc<ParamLayouts>,
+    /// Those of the module before it was cut.
+    whole: Arc<ParamLayouts>,
 }
 
-/// How a parameter was cut.
-#[derive(Debug)]
-struct Cut {
+/// How a tensor is cut into flat parts, one a rank of those that hold the same.
+#[derive(Clone, Debug)]
+pub(super) struct Cut {
     /// On this rank, before it was cut.
-    shape: Vec<usize>,
+    pub shape: Vec<usize>,
+    /// This rank's elements.
+    pub own: Range<usize>,
     gather: Transition,
+}
+
+impl Cut {
+    /// As evenly as can be over these ranks.
+    pub fn new(shape: Vec<usize>, comm: Arc<dyn Communicator>, site: Site) -> Self {
+        let parts = Parts::contiguous(shape.iter().product(), comm.size());
+        Self {
+            shape,
+            own: parts.of(comm.rank())[0].clone(),
+            gather: Transition {
+                from: Place::Shard { dim: 0, parts },
+                to: Place::Replicate,
+                comm,
+                site,
+            },
+        }
+    }
+
+    /// The tensor of whose parts this rank's is one. Collective.
+    pub fn whole<const D: usize>(&self, part: Tensor<D>) -> Tensor<D> {
+        let whole = Float::transition(part, self.gather.clone());
+        whole.reshape(<[usize; D]>::try_from(self.shape.as_slice()).expect("the rank of the parameter"))
+    }
+
+    /// This rank's part.
+    pub fn part<const D: usize>(&self, whole: Tensor<D>) -> Tensor<D> {
+        flat_part(whole, &self.own)
+    }
 }
 
 impl ParamShards {
@@ -84,6 +119,11 @@ impl ParamShards {
     /// the ranks.
     pub fn layouts(&self) -> &ParamLayouts {
         &self.layouts
+    }
+
+    /// How a parameter was cut, and how it lay before.
+    pub(super) fn cut(&self, id: ParamId) -> Option<(&Cut, Option<&Layout>)> {
+        self.cuts.get(&id).map(|cut| (cut, self.whole.layout(id)))
     }
 
     /// The module, or a part of it, with its parameters whole: one all-gather each. Differentiable, the gradients are
@@ -121,27 +161,15 @@ impl ModuleMapper for Cutter<'_> {
         if comm.size() == 1 || length < comm.size() {
             return param;
         }
-        let parts = Parts::contiguous(length, comm.size());
-        let own = parts.of(comm.rank())[0].clone();
-        let axes = axes.into_iter().chain(self.whole.sharded_axes(id));
-        self.layouts.list(id, flat_layout(length, axes));
-        let gather = Transition {
-            from: Place::Shard { dim: 0, parts },
-            to: Place::Replicate,
-            comm,
-            site: self.site,
-        };
-        self.cuts.insert(
-            id,
-            Cut {
-                shape: shape.to_vec(),
-                gather,
-            },
-        );
-        param.map(|whole| {
+        let sharded = axes.into_iter().chain(self.whole.sharded_axes(id));
+        self.layouts.list(id, flat_layout(length, sharded));
+        let cut = Cut::new(shape.to_vec(), comm, self.site);
+        let param = param.map(|whole| {
             let tracked = whole.is_require_grad();
-            own_storage(flat_part(whole.detach(), &own)).set_require_grad(tracked)
-        })
+            own_storage(cut.part(whole.detach())).set_require_grad(tracked)
+        });
+        self.cuts.insert(id, cut);
+        param
     }
 }
 
@@ -152,10 +180,7 @@ struct Gather<'a> {
 impl ModuleMapper for Gather<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.cuts.get(&param.id) {
-            Some(cut) => param.map(|part| {
-                let whole = Float::transition(part, cut.gather.clone());
-                whole.reshape(<[usize; D]>::try_from(cut.shape.as_slice()).expect("the rank of the parameter"))
-            }),
+            Some(cut) => param.map(|part| cut.whole(part)),
             None => param,
         }
     }

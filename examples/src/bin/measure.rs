@@ -18,6 +18,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), RunError> {
     let flags: MeasureFlags = flags::read()?;
+    flags.train.run.threads_only("measure")?;
     let config = flags.resolve()?;
 
     traced(flags.train.run.trace.as_deref(), || {

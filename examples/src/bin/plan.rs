@@ -17,6 +17,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), RunError> {
     let flags: PlanFlags = flags::read()?;
+    flags.train.run.threads_only("plan")?;
+    flags.train.state.refuse("plan")?;
     let RunFlags { report, trace, .. } = &flags.train.run;
     if !flags.check {
         if let Some(file) = trace {

@@ -14,6 +14,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), RunError> {
     let flags: SpatialTemporalFlags = flags::read()?;
+    flags.run.threads_only("spatial-temporal")?;
     let config = flags.resolve()?;
 
     traced(flags.run.trace.as_deref(), || {

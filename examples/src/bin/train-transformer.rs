@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use burn_sp_examples::flags::{self, TrainFlags};
 use burn_sp_examples::memory::Tracking;
-use burn_sp_examples::progress::Progress;
 use burn_sp_examples::report::leave;
 use burn_sp_examples::{RunError, exit, summary::summary, trace::traced, train::train};
 
@@ -16,11 +15,15 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), RunError> {
-    let flags: TrainFlags = flags::read()?;
+    let mut flags: TrainFlags = flags::read()?;
+    let here = flags.run.this_process()?;
     let config = flags.resolve()?;
 
-    traced(flags.run.trace.as_deref(), || {
-        let outcome = train(&config, &Progress::new(config.run.steps))?;
+    traced(here.own_file(flags.run.trace.as_deref()).as_deref(), || {
+        let outcome = train(&config, &here.progress(config.run.steps))?;
+        if !here.speaks() {
+            return Ok(());
+        }
         println!("{}", summary(&outcome));
         leave(&outcome, flags.run.report.as_deref())
     })

@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use burn_sp_examples::flags;
 use burn_sp_examples::memory::Tracking;
-use burn_sp_examples::progress::Progress;
 use burn_sp_examples::report::leave;
 use burn_sp_examples::train_video::{VideoTrainFlags, train};
 use burn_sp_examples::{RunError, exit, summary::summary, trace::traced};
@@ -17,11 +16,15 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), RunError> {
-    let flags: VideoTrainFlags = flags::read()?;
+    let mut flags: VideoTrainFlags = flags::read()?;
+    let here = flags.run.this_process()?;
     let config = flags.resolve()?;
 
-    traced(flags.run.trace.as_deref(), || {
-        let outcome = train(&config, &Progress::new(config.run.steps))?;
+    traced(here.own_file(flags.run.trace.as_deref()).as_deref(), || {
+        let outcome = train(&config, &here.progress(config.run.steps))?;
+        if !here.speaks() {
+            return Ok(());
+        }
         println!("{}", summary(&outcome));
         leave(&outcome, flags.run.report.as_deref())
     })

@@ -2,10 +2,12 @@
 
 mod learning;
 mod run;
+mod state;
 mod train;
 
 pub use learning::LearningConfig;
-pub use run::RunConfig;
+pub use run::{RunConfig, ThisProcess};
+pub use state::StateConfig;
 pub use train::TrainConfig;
 
 use std::fmt::Display;

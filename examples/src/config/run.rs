@@ -1,5 +1,6 @@
 //! The flags of every program.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use burn::tensor::Device;
@@ -7,12 +8,13 @@ use burn::tensor::Device;
 use burn::tensor::DeviceType;
 use burn_sp::LaunchConfig;
 use burn_sp::attention::KvMove;
-use burn_sp::layout::{MeshChoice, MeshShape};
+use burn_sp::layout::{MeshChoice, MeshError, MeshShape};
 use indicatif::HumanCount;
 use serde::{Deserialize, Serialize};
 
 use super::{MAX_TOKENS, at_least_one, check_output, refuse};
 use crate::flags::{DeviceKind, Engine, Kv, RunFlags};
+use crate::progress::Progress;
 use crate::{InputError, memory};
 
 /// What every program needs to know of a run. Its fields have the names of the flags, so that a report's `config` can
@@ -99,6 +101,40 @@ impl RunFlags {
         config.check_shares()?;
         config.device.check_built()?;
         Ok(config)
+    }
+
+    /// What this process is in the run. With processes for ranks, their number is that of the ranks if no flag says so.
+    ///
+    /// # Errors
+    /// If the engine cannot be used, or other ranks are asked for than processes were started.
+    pub fn this_process(&mut self) -> Result<ThisProcess, InputError> {
+        let engine = burn_sp::Engine::from(self.engine.unwrap_or_default());
+        let Some((rank, processes)) = engine.process().map_err(engine_fault)? else {
+            return Ok(ThisProcess { rank: None });
+        };
+        let mesh = self.mesh()?;
+        let ranks = *self.ranks.get_or_insert(mesh.map_or(processes, |mesh| mesh.ranks()));
+        if ranks != processes {
+            let mesh = mesh.unwrap_or(MeshShape::ulysses(ranks));
+            return refuse(MeshError::Processes { mesh, processes });
+        }
+        Ok(ThisProcess { rank: Some(rank) })
+    }
+
+    /// Refuses engines whose ranks are processes, for programs that compare several runs in one.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn threads_only(&self, program: &str) -> Result<(), InputError> {
+        match self.engine.unwrap_or_default() {
+            Engine::Threads => Ok(()),
+            other => {
+                let engine = burn_sp::Engine::from(other);
+                refuse(format!(
+                    "--engine {engine}: {program} runs its ranks as threads; leave it out"
+                ))
+            }
+        }
     }
 
     /// The same flags with this mesh.
@@ -225,7 +261,18 @@ impl RunConfig {
 
     /// How to start the ranks.
     pub fn launch(&self) -> LaunchConfig {
-        LaunchConfig::new(self.mesh()).with_timeout(Duration::from_secs(self.timeout))
+        LaunchConfig::new(self.mesh())
+            .with_engine(self.engine.into())
+            .with_timeout(Duration::from_secs(self.timeout))
+    }
+
+    /// The rank of this process, if it has only one.
+    ///
+    /// # Errors
+    /// If the engine cannot be used.
+    pub fn only_rank(&self) -> Result<Option<usize>, InputError> {
+        let process = burn_sp::Engine::from(self.engine).process().map_err(engine_fault)?;
+        Ok(process.map(|(rank, _)| rank).or((self.ranks == 1).then_some(0)))
     }
 
     /// How the ring axis moves keys and values.
@@ -240,6 +287,48 @@ impl RunConfig {
     pub fn tokens_per_step(&self) -> usize {
         self.batch * self.accumulate * self.seq_len
     }
+}
+
+/// What a process is in a run.
+#[derive(Clone, Copy, Debug)]
+pub struct ThisProcess {
+    /// Its rank, if others have theirs in processes of their own.
+    rank: Option<usize>,
+}
+
+impl ThisProcess {
+    /// Whether it is the one that talks to people and writes what they asked for.
+    pub fn speaks(self) -> bool {
+        self.rank.unwrap_or(0) == 0
+    }
+
+    /// What shows a run of so many steps, on the process that speaks.
+    pub fn progress(self, steps: usize) -> Progress {
+        if self.speaks() {
+            Progress::new(steps)
+        } else {
+            Progress::quiet()
+        }
+    }
+
+    /// Where this process writes what each writes for itself: the file that was asked for, or `name.rank-1.json` beside it.
+    pub fn own_file(self, file: Option<&Path>) -> Option<PathBuf> {
+        let file = file?;
+        let Some(rank) = self.rank.filter(|rank| *rank > 0) else {
+            return Some(file.to_path_buf());
+        };
+        let extension = file
+            .extension()
+            .map(|extension| extension.to_string_lossy().into_owned());
+        Some(file.with_extension(match extension {
+            Some(extension) => format!("rank-{rank}.{extension}"),
+            None => format!("rank-{rank}"),
+        }))
+    }
+}
+
+fn engine_fault(error: burn_sp::Error) -> InputError {
+    InputError(format!("--engine {error}").replacen("--engine engine ", "--engine ", 1))
 }
 
 impl DeviceKind {

@@ -7,7 +7,7 @@ use burn_sp::layout::{AttentionWorkload, Links, MeshShape};
 use burn_sp_models::transformer::TransformerConfig;
 use serde::{Deserialize, Serialize};
 
-use super::{LearningConfig, RunConfig, at_least_one, refuse};
+use super::{LearningConfig, RunConfig, StateConfig, at_least_one, refuse};
 use crate::InputError;
 use crate::flags::{ModelFlags, Shape, TrainFlags};
 
@@ -27,6 +27,9 @@ pub struct TrainConfig {
     pub text: Option<Vec<PathBuf>>,
     #[serde(flatten)]
     pub learning: LearningConfig,
+    /// No part of what a report says of a run: one that is run again starts anew.
+    #[serde(skip)]
+    pub state: StateConfig,
     pub shape: Shape,
     pub hidden: usize,
     pub layers: usize,
@@ -98,6 +101,7 @@ impl TrainFlags {
             run,
             text: self.text.clone(),
             learning,
+            state: self.state.resolve()?,
             shape,
             hidden,
             layers: at_least_one("--layers", layers, 4)?,

@@ -154,6 +154,7 @@ impl MeasureFlags {
     pub fn resolve(&self) -> Result<MeasureConfig, InputError> {
         let page = self.page.clone().unwrap_or_else(|| "measure.html".into());
         check_output("--page", Some(&page))?;
+        self.train.state.refuse("measure")?;
         for (flag, other) in [("--report", &self.train.run.report), ("--trace", &self.train.run.trace)] {
             if other.as_ref() == Some(&page) {
                 return refuse(format!("--page and {flag} name the same file; use two"));

@@ -62,7 +62,7 @@ pub fn measure(config: &MeasureConfig, progress: impl Fn(usize) -> Progress) -> 
     text.check(config.seq_lens.iter().copied().max().unwrap_or_default())?;
 
     // One rank like several: or it alone would count what the workers of the thread pool hold.
-    memory::unranked_work_for_rank_0(false);
+    memory::unranked_work_for(None);
     let mut runs = Vec::new();
     for (index, train) in config.runs.iter().enumerate() {
         let progress = progress(train.run.steps);

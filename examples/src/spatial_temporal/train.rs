@@ -11,6 +11,7 @@ use indicatif::HumanBytes;
 
 use super::{SpatialTemporalConfig, SpatialTemporalModel, clips};
 use crate::RunError;
+use crate::memory;
 use crate::progress::Progress;
 use crate::report::{Memory, Report, Step, median_seconds};
 use crate::summary::table;
@@ -59,6 +60,7 @@ pub fn train(config: &SpatialTemporalConfig, progress: &Progress) -> Result<Outc
             optimizer_bytes_per_rank: each(2 * parameters * PARAMETER_BYTES),
             gradient_bytes_per_rank: each(parameters * PARAMETER_BYTES),
             bucket_bytes_per_rank: each(0),
+            resident_peak_bytes_per_process: memory::resident_peak().into_iter().collect(),
             other_threads_peak_bytes: 0,
             method: "memory is not measured; parameters, optimizer and gradients are computed from shapes".into(),
         },

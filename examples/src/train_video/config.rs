@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flags::{ForcingFlag, SolverFlag, VideoModelFlags, VideoTrainFlags};
 use crate::InputError;
-use crate::config::{LearningConfig, MAX_TOKENS, RunConfig, at_least_one, refuse};
+use crate::config::{LearningConfig, MAX_TOKENS, RunConfig, StateConfig, at_least_one, refuse};
 use crate::flags::RunFlags;
 
 /// Elements are f32.
@@ -53,6 +53,9 @@ pub struct VideoTrainConfig {
     pub text_dropout: f64,
     #[serde(flatten)]
     pub learning: LearningConfig,
+    /// No part of what a report says of a run: one that is run again starts anew.
+    #[serde(skip)]
+    pub state: StateConfig,
     pub sample: Option<PathBuf>,
     pub sample_every: Option<usize>,
     pub samples: usize,
@@ -115,6 +118,7 @@ impl VideoTrainFlags {
             shift: self.shift.unwrap_or(5.0),
             text_dropout: self.text_dropout.unwrap_or(0.0),
             learning: self.learning.resolve(1e-3)?,
+            state: self.state.resolve()?,
             sample: self.sample.clone(),
             sample_every: match self.sample_every {
                 Some(0) => return refuse("--sample-every 0: use at least 1, or leave it out for after the last step"),

@@ -4,7 +4,7 @@ use burn_sp_models::video_dit::{Forcing, Solver};
 use clap::{Args, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::flags::{LearningFlags, RunFlags};
+use crate::flags::{LearningFlags, RunFlags, StateFlags};
 
 const VIDEO: &str = "Video";
 
@@ -155,6 +155,11 @@ pub struct VideoTrainFlags {
     #[command(flatten)]
     #[serde(flatten)]
     pub learning: LearningFlags,
+
+    /// Where its state goes and comes from.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub state: StateFlags,
 
     /// Write samples into this folder: videos, and a sheet of their frames
     #[arg(long, value_name = "DIR", help_heading = SAMPLES)]

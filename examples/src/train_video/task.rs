@@ -32,11 +32,12 @@ pub fn train(config: &VideoTrainConfig, progress: &Progress) -> Result<Report, R
         embedded.map_err(|error| InputError(format!("video {}: {error}", clip.footage.path().display())))?;
     }
     let vae = vae(config)?.map(Mutex::new);
-    memory::unranked_work_for_rank_0(config.run.ranks == 1);
+    memory::unranked_work_for(config.run.only_rank()?);
     let job = Job {
         program: "train-video-dit",
         run: &config.run,
         learning: &config.learning,
+        state: &config.state,
         lines: vec![config.run.mesh_line(), data.line(frames, config.text_tokens)],
         config: serde_json::to_value(config).unwrap_or_default(),
     };

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use burn::backend::{
     TensorMetadata,
-    ops::{BoolTensorOps, FloatTensorOps},
+    ops::{BoolTensorOps, FloatTensorOps, IntTensorOps},
     tensor::{BoolTensor, Device, FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, Slice};
+use burn::tensor::{DType, Slice, TensorData};
 use burn_cubecl::{
     Cube, CubeBackend, CubeDevice,
     kernel::{cast, slice},
@@ -15,6 +15,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 use burn_sp_comm::{Buffer, CommError, DeviceTensor, Plan, plan::Tile, raise};
+use burn_std::future::block_on;
 use kernels_cubecl::cube::{enter, resolve_bool, resolve_float, resolve_int};
 
 use crate::tensor::{SpBackend, SpOps, ops::plain_ops};
@@ -57,7 +58,7 @@ plain_ops!(Cube);
 /// Ranks are threads with a stream each. CubeCL lets work on a buffer wait for the stream that wrote it, and keeps the
 /// buffer until that work is done, so nothing here waits for the device.
 #[derive(Clone, Debug)]
-struct OnCube(CubeTensor);
+pub(super) struct OnCube(pub(super) CubeTensor);
 
 impl DeviceTensor for OnCube {
     fn shape(&self) -> Vec<usize> {
@@ -87,6 +88,31 @@ impl DeviceTensor for OnCube {
             }
         };
         Ok(Arc::new(OnCube(result)))
+    }
+
+    fn to_host(&self) -> Result<Buffer, CommError> {
+        let data = block_on(CubeBackend::float_into_data(self.0.clone()))
+            .map_err(|error| CommError::invalid(format!("a tensor cannot be read from its device: {error}")))?;
+        let (bytes, shape, dtype) = data.into_parts();
+        Buffer::contiguous(bytes, shape.to_vec(), dtype)
+    }
+
+    fn from_host(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError> {
+        let (shape, dtype) = (buffer.shape().to_vec(), buffer.dtype());
+        let data = TensorData::from_bytes(buffer.into_bytes()?, shape, dtype);
+        let device = &self.0.device;
+        Ok(Arc::new(OnCube(match dtype {
+            DType::Bool(_) => CubeBackend::bool_from_data(data, device),
+            DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16 => {
+                CubeBackend::float_from_data(data, device)
+            }
+            _ => CubeBackend::int_from_data(data, device),
+        })))
+    }
+
+    #[cfg(feature = "nccl")]
+    fn cuda(&self) -> Option<&dyn burn_sp_comm::CudaTensor> {
+        self.on_cuda()
     }
 }
 

@@ -2,5 +2,7 @@
 
 #[cfg(feature = "cube")]
 mod cube;
+#[cfg(feature = "nccl")]
+mod cuda;
 #[cfg(feature = "flex")]
 mod flex;

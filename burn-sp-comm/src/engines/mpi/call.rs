@@ -1,0 +1,225 @@
+//! A call of a collective, as the engine's thread sees it.
+
+use super::area::Area;
+use super::world::Group;
+use crate::copy::Output;
+use crate::engines::shared::activity;
+use crate::engines::shared::fingerprint::Fingerprint;
+use crate::engines::shared::lock;
+use crate::exchange::{Exchange, Piece, Place};
+use crate::{Buffer, Collective, CommError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The messages of a call, by rank within the group. Messages without bytes are not sent.
+#[derive(Default)]
+pub struct Round {
+    pub sends: Vec<Vec<Area>>,
+    pub receives: Vec<Vec<Area>>,
+}
+
+impl Round {
+    /// Whole tensors go to those who receive them; what comes in is not known yet.
+    pub fn handing_over(op: &Collective, buffers: &[Buffer], size: usize, rank: usize) -> Round {
+        let mut sends = vec![Vec::new(); size];
+        for (receiver, sends) in sends.iter_mut().enumerate().filter(|(receiver, _)| *receiver != rank) {
+            if op.sender(receiver, size) == Some(rank) {
+                let whole = |buffer: &Buffer| Area::of_buffer(buffer, &vec![0; buffer.shape().len()], buffer.shape());
+                sends.extend(buffers.iter().map(whole));
+            }
+        }
+        Round {
+            sends,
+            receives: vec![Vec::new(); size],
+        }
+    }
+
+    /// What the others need of these tensors; nothing comes in yet.
+    pub fn sending(exchange: &Exchange, buffers: &[Buffer]) -> Round {
+        let areas = |pieces: &Vec<Piece>| {
+            pieces
+                .iter()
+                .map(|piece| Area::of_buffer(&buffers[piece.transfer], &piece.start, &piece.shape))
+                .collect()
+        };
+        Round {
+            sends: exchange.sends.iter().map(areas).collect(),
+            receives: vec![Vec::new(); exchange.receives.len()],
+        }
+    }
+}
+
+/// The memory that a call writes: results, and terms of sums by their place.
+#[derive(Default)]
+pub struct Landing {
+    pub outputs: Vec<(Output, Vec<usize>)>,
+    pub terms: BTreeMap<Place, (Output, Vec<usize>)>,
+}
+
+/// Whose fingerprint must be there before a call is over for its rank. The others' are compared all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    Everyone,
+    Sender(usize),
+    Nobody,
+}
+
+/// Where a rank waits for its call.
+pub struct Slot {
+    state: Mutex<State>,
+    signal: Condvar,
+}
+
+struct State {
+    /// Global ranks from which something is missing.
+    missing: Vec<usize>,
+    outcome: Option<Result<Landing, CommError>>,
+}
+
+impl Slot {
+    pub fn new(ranks: &[usize], rank: usize, needs: &Needs) -> Arc<Slot> {
+        let needed = |other: &usize| match needs {
+            Needs::Everyone => *other != rank,
+            Needs::Sender(sender) => other == sender,
+            Needs::Nobody => false,
+        };
+        let missing = (0..ranks.len()).filter(needed).map(|other| ranks[other]).collect();
+        Arc::new(Slot {
+            state: Mutex::new(State { missing, outcome: None }),
+            signal: Condvar::new(),
+        })
+    }
+
+    /// All that was needed of this rank is there.
+    pub fn arrived(&self, rank: usize) {
+        lock(&self.state).missing.retain(|missing| *missing != rank);
+    }
+
+    pub fn end(&self, outcome: Result<Landing, CommError>) {
+        lock(&self.state).outcome = Some(outcome);
+        self.signal.notify_all();
+    }
+
+    /// Waits for the outcome, at most so long; on failure, says which ranks are missing.
+    pub fn wait(&self, at_most: Duration) -> Result<Result<Landing, CommError>, Vec<usize>> {
+        let mut state = lock(&self.state);
+        if state.outcome.is_none() {
+            state = self
+                .signal
+                .wait_timeout(state, at_most)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        state.outcome.take().ok_or_else(|| state.missing.clone())
+    }
+}
+
+/// A call on the engine's thread.
+pub struct Call {
+    pub group: Arc<Group>,
+    /// Within the group.
+    pub rank: usize,
+    pub call: activity::Call,
+    /// None in the second round of a call, for which all have been compared.
+    pub fingerprint: Option<Fingerprint>,
+    pub needs: Needs,
+    pub round: Round,
+    /// What the messages are sent from, held for as long as they are under way.
+    #[expect(dead_code, reason = "it is there to be dropped with the call")]
+    pub inputs: Vec<Buffer>,
+    pub landing: Option<Landing>,
+    pub slot: Arc<Slot>,
+    /// By rank within the group: whose fingerprints are still to come.
+    pub awaited: Vec<bool>,
+    /// The fingerprints that have come.
+    pub heard: HashMap<usize, Fingerprint>,
+    /// Bytes of fingerprints that have come in part or are to come.
+    pub headers: HashMap<usize, (Box<[u8]>, Box<[u8]>)>,
+    /// Messages that this rank waits for, by sender.
+    pub incoming: Vec<bool>,
+    /// Messages that are not over: fingerprints and tensors on their way out.
+    pub outgoing: usize,
+    /// Own fingerprint, as it is sent.
+    pub encoded: (Vec<u8>, Vec<u8>),
+}
+
+impl Call {
+    /// One round of a call: messages and the memory that they fill.
+    pub fn new(
+        group: Arc<Group>,
+        rank: usize,
+        call: activity::Call,
+        round: Round,
+        landing: Landing,
+        slot: Arc<Slot>,
+    ) -> Call {
+        let size = group.ranks.len();
+        let incoming = round.receives.iter().map(|areas| bytes(areas) > 0).collect();
+        Call {
+            group,
+            rank,
+            call,
+            fingerprint: None,
+            needs: Needs::Nobody,
+            round,
+            inputs: Vec::new(),
+            landing: Some(landing),
+            slot,
+            awaited: vec![false; size],
+            heard: HashMap::new(),
+            headers: HashMap::new(),
+            incoming,
+            outgoing: 0,
+            encoded: Default::default(),
+        }
+    }
+
+    /// Makes it a first round: fingerprints are compared before tensors travel. `inputs` are what is sent from.
+    pub fn compared(self, fingerprint: Fingerprint, needs: Needs, inputs: Vec<Buffer>) -> Call {
+        let awaited = (0..self.awaited.len()).map(|other| other != self.rank).collect();
+        Call {
+            fingerprint: Some(fingerprint),
+            needs,
+            inputs,
+            awaited,
+            ..self
+        }
+    }
+
+    /// Whether the rank that called has all it needs. Of a second round also what it sends, as that is its result.
+    pub fn is_ready(&self) -> bool {
+        let fingerprints = match self.needs {
+            Needs::Everyone => !self.awaited.contains(&true),
+            Needs::Sender(sender) => !self.awaited[sender],
+            Needs::Nobody => true,
+        };
+        fingerprints && !self.incoming.contains(&true) && (self.fingerprint.is_some() || self.outgoing == 0)
+    }
+
+    /// Whether there is nothing left to do for anyone.
+    pub fn is_over(&self) -> bool {
+        self.landing.is_none() && self.outgoing == 0 && !self.awaited.contains(&true)
+    }
+}
+
+/// Who called what, as far as it is known.
+impl Call {
+    pub fn describe(&self, difference: &str) -> String {
+        let (ranks, axis) = (&self.group.ranks, &self.group.axis);
+        let called = |(member, rank): (usize, &usize)| {
+            let own = self.fingerprint.as_ref().filter(|_| member == self.rank);
+            match own.or(self.heard.get(&member)) {
+                Some(fingerprint) => format!("rank {rank}: {}", fingerprint.describe(axis, difference)),
+                None => format!("rank {rank}: not there yet"),
+            }
+        };
+        let lines: Vec<_> = ranks.iter().enumerate().map(called).collect();
+        lines.join("; ")
+    }
+}
+
+/// The bytes of a message.
+pub fn bytes(areas: &[Area]) -> usize {
+    areas.iter().map(Area::bytes).sum()
+}

@@ -1,0 +1,229 @@
+//! Ranks as processes, on any number of hosts, over the system's MPI library.
+//!
+//! Start a program with the launcher of that library, one process a rank:
+//!
+//! ```text
+//! mpirun -n 4 PROGRAM
+//! ```
+//!
+//! Tensors are sent from where they lie and received where the result is to be; only the terms of sums are received
+//! beside it. Sums are taken in rank order, so they have the bits of the [`threads`](super::threads) engine. One thread
+//! a process makes all calls of the library ([`progress`]), so collectives that were started move on while ranks
+//! compute.
+//!
+//! Tensors on a device go through host memory: the backend's own, pinned where it has such.
+
+mod area;
+mod call;
+mod header;
+mod library;
+mod posting;
+mod progress;
+mod world;
+
+use super::processes::{Address, Control, Hub, report_on};
+use super::shared::panics;
+use super::shared::seat::Seat;
+use crate::{CommError, Communicator};
+use library::Library;
+use progress::{Command, Engine, SHARED};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use world::{Group, World};
+
+/// How to run ranks as processes over MPI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MpiConfig {
+    /// How long a rank waits inside one collective, and for the others at the start, before the whole world fails.
+    pub timeout: Duration,
+}
+
+impl Default for MpiConfig {
+    /// 60 seconds.
+    fn default() -> Self {
+        MpiConfig {
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// This process's rank, and how many there are, as the launcher of the processes has it. Initialises MPI.
+///
+/// # Errors
+/// If MPI cannot be initialised.
+pub fn rank_and_size() -> Result<(usize, usize), CommError> {
+    let engine = engine()?;
+    Ok((engine.rank, engine.size))
+}
+
+/// Runs `body` as this process's rank, and returns its result when the code of all ranks has ended.
+///
+/// Every process of the run must call it. A process may call it again afterwards, if all do.
+///
+/// The process gets handlers for SIGTERM and SIGINT, which print what the rank was doing before it ends: launchers end
+/// the survivors so when a rank has died.
+///
+/// # Errors
+/// If any rank fails, the first failure, the same on every rank: see [`threads::launch`](super::threads::launch); and
+/// [`CommError::Died`] for a process that ended without a word. The program should then end, with a code other than 0.
+/// A rank whose code goes on for long after the failure of another has its process ended.
+pub fn launch<T>(config: &MpiConfig, body: impl FnOnce(Arc<dyn Communicator>) -> T) -> Result<T, CommError> {
+    let engine = engine()?;
+    let (rank, size) = (engine.rank, engine.size);
+    let (hub, address) = engine.meet(config.timeout)?;
+    let control = Control::join(rank, size, config.timeout, &address)?;
+    let failed = |what: &str, error: std::io::Error| CommError::failed(rank, format!("{what}: {error}"));
+    report_on(&control).map_err(|error| failed("its signal handler", error))?;
+    let guarded = control.clone();
+    std::thread::Builder::new()
+        .name("guard".into())
+        .spawn(move || guarded.guard())
+        .map_err(|error| failed("the thread that guards it cannot be started", error))?;
+    engine.tell(Command::Launch(control.clone()))?;
+
+    let everyone = Group::everyone(size);
+    let world = World::new(control.clone(), engine.commands(), &everyone);
+    let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
+    let outcome = panics::caught(rank, || body(comm)).and_then(|result| {
+        control.announce_end(world.called());
+        let (reply, drained) = channel();
+        world.tell(Command::Drain(reply))?;
+        // The engine lives as long as the process, so it does reply.
+        let _ = drained.recv();
+        control.await_all().map(|()| result)
+    });
+    let outcome = outcome.map_err(|error| {
+        let error = control.fail(error);
+        FAILED.get_or_init(|| ());
+        control.give_up();
+        error
+    });
+    if let Some(hub) = hub {
+        hub.join();
+    }
+    outcome
+}
+
+/// Set once a world has failed: MPI is then in no state to be ended in good order.
+static FAILED: OnceLock<()> = OnceLock::new();
+
+/// The way to the engine's thread of this process.
+struct Handle {
+    rank: usize,
+    size: usize,
+    commands: Mutex<Sender<Command>>,
+}
+
+/// Starts the engine's thread, once a process.
+fn engine() -> Result<&'static Handle, CommError> {
+    static ENGINE: OnceLock<Result<Handle, CommError>> = OnceLock::new();
+    let start = || {
+        let (commands, inbox) = channel();
+        let (ready, started) = channel();
+        let run = move || {
+            let library = match Library::start() {
+                Ok(library) => library,
+                Err(error) => return drop(ready.send(Err(error))),
+            };
+            let (rank, size) = (library.rank, library.size);
+            match Engine::new(library, inbox) {
+                Ok(engine) => {
+                    // Whoever started it waits for this.
+                    let _ = ready.send(Ok((rank, size)));
+                    engine.run();
+                }
+                Err(fault) => drop(ready.send(Err(CommError::failed(rank, format!("MPI: {fault}"))))),
+            }
+        };
+        std::thread::Builder::new()
+            .name("mpi".into())
+            .spawn(run)
+            .map_err(|error| CommError::invalid(format!("mpi: its thread cannot be started: {error}")))?;
+        let (rank, size) = started
+            .recv()
+            .map_err(|_| CommError::invalid("mpi: the library could not be initialised"))??;
+        // SAFETY: the function lives as long as the program.
+        unsafe { atexit(end_mpi) };
+        Ok(Handle {
+            rank,
+            size,
+            commands: Mutex::new(commands),
+        })
+    };
+    match ENGINE.get_or_init(start) {
+        Ok(handle) => {
+            HANDLE.get_or_init(|| handle);
+            Ok(handle)
+        }
+        Err(error) => Err(error.clone()),
+    }
+}
+
+static HANDLE: OnceLock<&'static Handle> = OnceLock::new();
+
+unsafe extern "C" {
+    fn atexit(then: extern "C" fn()) -> std::ffi::c_int;
+}
+
+/// Ends MPI when the process does, unless a world has failed.
+extern "C" fn end_mpi() {
+    let Some(handle) = HANDLE.get() else { return };
+    if FAILED.get().is_some() {
+        return;
+    }
+    let (done, ended) = channel();
+    if handle.tell(Command::Stop(done)).is_ok() {
+        // Waits for the other processes, as MPI demands.
+        let _ = ended.recv();
+    }
+}
+
+impl Handle {
+    fn commands(&self) -> Sender<Command> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn tell(&self, command: Command) -> Result<(), CommError> {
+        self.commands()
+            .send(command)
+            .map_err(|_| CommError::failed(self.rank, "the thread of the MPI engine has ended"))
+    }
+
+    /// Opens the hub on rank 0, and tells every rank where it is.
+    fn meet(&self, timeout: Duration) -> Result<(Option<Hub>, Address), CommError> {
+        let failed = |what: String| CommError::failed(self.rank, what);
+        let opened = match self.rank {
+            0 => Some(
+                Hub::start(self.size, Instant::now() + timeout)
+                    .map_err(|error| failed(format!("no port can be opened: {error}")))?,
+            ),
+            _ => None,
+        };
+        let (hub, mut bytes) = match opened {
+            Some((hub, mut address)) => {
+                // As many as fit; a host has few.
+                let bytes = loop {
+                    let bytes = postcard::to_stdvec(&address).map_err(|error| failed(error.to_string()))?;
+                    match bytes.len() <= SHARED {
+                        true => break bytes,
+                        false => address.addresses.truncate(address.addresses.len() / 2),
+                    }
+                };
+                (Some(hub), bytes)
+            }
+            None => (None, Vec::new()),
+        };
+        let (reply, shared) = channel();
+        self.tell(Command::Share {
+            bytes: std::mem::take(&mut bytes),
+            reply,
+        })?;
+        let bytes = shared.recv_timeout(timeout).map_err(|_| CommError::Timeout {
+            report: format!("rank {} waited {timeout:?} for the other processes to start", self.rank),
+        })?;
+        let bytes = bytes.map_err(failed)?;
+        let address = postcard::from_bytes(&bytes).map_err(|error| failed(format!("rank 0's address: {error}")))?;
+        Ok((hub, address))
+    }
+}

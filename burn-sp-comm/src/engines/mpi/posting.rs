@@ -1,0 +1,282 @@
+//! The rank's own end of a call: where its results lie, what of them it adds or copies itself, and the waiting.
+
+use super::area::Area;
+use super::call::{Call, Landing, Round, Slot};
+use super::progress::Command;
+use super::world::{Devices, Group, World};
+use crate::copy::{Output, dense, write};
+use crate::engines::shared::activity;
+use crate::engines::shared::seat::{Posted, World as _};
+use crate::engines::shared::{names, text};
+use crate::exchange::{Exchange, Place, all_reduce_steps};
+use crate::plan::{Plan, Source, Tile};
+use crate::{Buffer, Collective, CommError, Parts};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Sums of fewer bytes are made by everyone from everyone's terms: less data would travel otherwise, but one after the
+/// other.
+const SMALL: usize = 32 << 10;
+
+/// What a rank keeps of a call for the time when messages are in.
+pub enum Own {
+    /// Its tensors, which are the result unless others are handed over to it.
+    Kept(Vec<Buffer>),
+    /// Its tensors, and the plans of the results.
+    Placed { buffers: Vec<Buffer>, plans: Vec<Plan> },
+    /// Its flat tensors, and of each flat sum its own part, which the others then get.
+    Summed { buffers: Vec<Buffer>, plans: Vec<Plan> },
+}
+
+impl Own {
+    /// Room for the results, and the messages of the first round.
+    ///
+    /// # Errors
+    /// If the plans do not fit, which the caller has ruled out.
+    pub fn place(
+        ops: &[Collective],
+        plans: Vec<Plan>,
+        buffers: &[Buffer],
+        size: usize,
+        rank: usize,
+    ) -> Result<(Own, Landing, Round), CommError> {
+        let bytes = |buffer: &Buffer| buffer.num_elements() * buffer.dtype().size();
+        let all: usize = buffers.iter().map(bytes).sum();
+        if ops[0] == Collective::AllReduce && all > SMALL {
+            return Own::sum(buffers, size, rank);
+        }
+        let transfers: Vec<_> = ops.iter().zip(buffers.iter().map(Buffer::shape)).collect();
+        let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
+        let outputs = plans.iter().zip(buffers);
+        let outputs = outputs.map(|(plan, buffer)| (Output::new(&plan.shape, buffer.dtype()), plan.shape.clone()));
+        let (landing, round) = lay_out(outputs.collect(), &plans, &exchange, buffers);
+        let buffers = buffers.to_vec();
+        Ok((Own::Placed { buffers, plans }, landing, round))
+    }
+
+    /// A large all-reduce: everyone sums an equal part of the flat tensor.
+    fn sum(buffers: &[Buffer], size: usize, rank: usize) -> Result<(Own, Landing, Round), CommError> {
+        let (mut flat, mut outputs, mut plans, mut ops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for buffer in buffers {
+            let (elements, shape) = (buffer.num_elements(), buffer.shape().to_vec());
+            outputs.push((Output::new(&[elements], buffer.dtype()), shape));
+            let buffer = flatten(buffer)?;
+            let [scatter, _] = all_reduce_steps(elements, size);
+            let mut plan = Plan::new(&scatter, size, rank, &[elements]).map_err(CommError::invalid)?;
+            // Into the whole sum, at the place of this rank's part.
+            let start = Parts::contiguous(elements, size).of(rank)[0].start;
+            plan.tiles.iter_mut().for_each(|tile| tile.start[0] += start);
+            plans.push(plan);
+            flat.push(buffer);
+            ops.push(scatter);
+        }
+        let transfers: Vec<_> = ops.iter().zip(flat.iter().map(Buffer::shape)).collect();
+        let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
+        let (landing, round) = lay_out(outputs, &plans, &exchange, &flat);
+        Ok((Own::Summed { buffers: flat, plans }, landing, round))
+    }
+
+    /// What the messages are sent from.
+    pub fn inputs(&self) -> Vec<Buffer> {
+        match self {
+            Own::Kept(buffers) | Own::Placed { buffers, .. } | Own::Summed { buffers, .. } => buffers.clone(),
+        }
+    }
+}
+
+/// The messages of an exchange: straight into the results where a box has one source, else beside them.
+fn lay_out(
+    mut outputs: Vec<(Output, Vec<usize>)>,
+    plans: &[Plan],
+    exchange: &Exchange,
+    buffers: &[Buffer],
+) -> (Landing, Round) {
+    let targets: Vec<_> = outputs.iter_mut().map(|(output, _)| output.target()).collect();
+    let mut round = Round::sending(exchange, buffers);
+    let mut landing = Landing {
+        outputs,
+        ..Landing::default()
+    };
+    for (areas, places) in round.receives.iter_mut().zip(&exchange.receives) {
+        for place in places {
+            let tile = &plans[place.transfer].tiles[place.tile];
+            let target = &targets[place.transfer];
+            areas.push(match tile.sources[..] {
+                [_] => Area::of_target(target, &tile.start, &tile.shape),
+                _ => {
+                    let mut term = Output::new(&tile.shape, target.dtype);
+                    let area = Area::of_target(&term.target(), &vec![0; tile.shape.len()], &tile.shape);
+                    landing.terms.insert(*place, (term, tile.shape.clone()));
+                    area
+                }
+            });
+        }
+    }
+    (landing, round)
+}
+
+/// The tensor in one dimension.
+fn flatten(buffer: &Buffer) -> Result<Buffer, CommError> {
+    let whole = Area::of_buffer(buffer, &vec![0; buffer.shape().len()], buffer.shape());
+    let row_major = if whole.is_dense() {
+        buffer.clone()
+    } else {
+        dense(buffer)?
+    };
+    let view = row_major.host().expect("the tensor is in host memory");
+    let (elements, dtype) = (buffer.num_elements(), buffer.dtype());
+    Buffer::new(view.bytes.clone(), vec![elements], vec![1], view.offset, dtype)
+}
+
+/// Adds and copies what is this rank's own to do, when all terms are there.
+fn complete(plans: &[Plan], buffers: &[Buffer], rank: usize, landing: &mut Landing) {
+    for (transfer, plan) in plans.iter().enumerate() {
+        let target = landing.outputs[transfer].0.target();
+        for (index, tile) in plan.tiles.iter().enumerate() {
+            if tile.sources.len() == 1 && tile.sources[0].rank != rank {
+                continue; // It was received there.
+            }
+            let mut sources = Vec::new();
+            let mut terms = Vec::new();
+            for (source, from) in tile.sources.iter().enumerate() {
+                let (term, start) = if from.rank == rank {
+                    (buffers[transfer].clone(), from.start.clone())
+                } else {
+                    let place = Place {
+                        transfer,
+                        tile: index,
+                        source,
+                    };
+                    let (term, shape) = landing.terms.remove(&place).expect("every term has been received");
+                    let start = vec![0; shape.len()];
+                    // SAFETY: the message that filled it is over.
+                    (unsafe { term.finish(shape) }, start)
+                };
+                sources.push(Source {
+                    rank: terms.len(),
+                    start,
+                });
+                terms.push(term);
+            }
+            let tile = Tile {
+                start: tile.start.clone(),
+                shape: tile.shape.clone(),
+                sources,
+            };
+            let terms: Vec<_> = terms.iter().map(Some).collect();
+            // SAFETY: the tile lies in the output, which is this rank's alone by now.
+            unsafe { write(&tile, &terms, &target) };
+        }
+    }
+}
+
+/// A call that the engine's thread works on.
+pub struct UnderWay {
+    pub world: Arc<World>,
+    pub group: Arc<Group>,
+    pub rank: usize,
+    pub call: activity::Call,
+    pub slot: Arc<Slot>,
+    pub own: Own,
+    pub devices: Devices,
+}
+
+impl Posted for UnderWay {
+    fn results(self: Box<Self>, deadline: Instant) -> Result<Vec<Buffer>, CommError> {
+        let mut landing = self.await_slot(&self.slot, deadline)?;
+        match &self.own {
+            Own::Kept(_) => {}
+            Own::Placed { buffers, plans } => complete(plans, buffers, self.rank, &mut landing),
+            Own::Summed { buffers, plans } => {
+                complete(plans, buffers, self.rank, &mut landing);
+                landing = self.gather_sums(landing, buffers, deadline)?;
+            }
+        }
+        let results: Vec<Buffer> = match self.own {
+            Own::Kept(buffers) if landing.outputs.is_empty() => buffers,
+            // SAFETY: tiles cover a result, and all of them have been received or written.
+            _ => unsafe {
+                landing
+                    .outputs
+                    .into_iter()
+                    .map(|(output, shape)| output.finish(shape))
+                    .collect()
+            },
+        };
+        onto_devices(results, &self.devices)
+    }
+}
+
+impl UnderWay {
+    /// The second round of a large all-reduce: everyone gets everyone's part of the sums.
+    fn gather_sums(&self, mut landing: Landing, buffers: &[Buffer], deadline: Instant) -> Result<Landing, CommError> {
+        let size = self.group.ranks.len();
+        let mut round = Round {
+            sends: vec![Vec::new(); size],
+            receives: vec![Vec::new(); size],
+        };
+        for ((output, _), buffer) in landing.outputs.iter_mut().zip(buffers) {
+            let parts = Parts::contiguous(buffer.num_elements(), size);
+            let target = output.target();
+            let area = |member: usize| {
+                let part = &parts.of(member)[0];
+                Area::of_target(&target, &[part.start], &[part.len()])
+            };
+            for other in (0..size).filter(|other| *other != self.rank) {
+                round.sends[other].push(area(self.rank));
+                round.receives[other].push(area(other));
+            }
+        }
+        let slot = Slot::new(&self.group.ranks, self.rank, &super::call::Needs::Everyone);
+        let second = Call::new(
+            self.group.clone(),
+            self.rank,
+            self.call.clone(),
+            round,
+            landing,
+            slot.clone(),
+        );
+        self.world.tell(Command::Call(Box::new(second)))?;
+        self.await_slot(&slot, deadline)
+    }
+
+    fn await_slot(&self, slot: &Slot, deadline: Instant) -> Result<Landing, CommError> {
+        // Failures are not signalled to every slot, so no sleep is long.
+        const LONG: Duration = Duration::from_millis(50);
+        loop {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let missing = match slot.wait(remaining.min(LONG)) {
+                Ok(outcome) => return outcome,
+                Err(missing) => missing,
+            };
+            if let Some(error) = self.world.failure() {
+                return Err(error);
+            }
+            let (rank, call, control) = (self.group.ranks[self.rank], &self.call, &self.world.control);
+            let whom = match missing[..] {
+                [] => "the others' tensors".into(),
+                _ => names(missing.iter().copied()),
+            };
+            let left = |rank: &&usize| control.has_left(**rank, self.group.id, call.sequence);
+            if let Some(left) = missing.iter().find(left) {
+                return Err(control.departed(*left, format!("rank {rank} is in {call}, waiting for {whom}")));
+            }
+            if remaining.is_zero() {
+                let waited = text(control.timeout());
+                return Err(control.late(format!("rank {rank} waited {waited} in {call} for {whom}")));
+            }
+        }
+    }
+}
+
+/// Results back on the devices where the tensors were.
+fn onto_devices(results: Vec<Buffer>, devices: &Devices) -> Result<Vec<Buffer>, CommError> {
+    let back = |(result, device): (Buffer, &Option<_>)| match device {
+        None => Ok(result),
+        Some(device) => {
+            let device: &Arc<dyn crate::DeviceTensor> = device;
+            device.from_host(result).map(Buffer::on_device)
+        }
+    };
+    results.into_iter().zip(devices).map(back).collect()
+}

@@ -1,0 +1,594 @@
+//! The engine's thread: makes all calls of the MPI library, and moves messages on while ranks compute.
+//!
+//! A call begins with its fingerprint, which goes to all members of its group. When a member's has come and agrees, the
+//! tensors to and from it go on their way: nothing moves between ranks that do not agree. A rank waits for its call on
+//! a [`Slot`](super::call::Slot), not here, so it blocks without spinning; this thread looks often while tensors move,
+//! seldom while someone is late, and sleeps while there is nothing to do.
+
+use super::area::Area;
+use super::call::{Call, bytes};
+use super::header::{FIRST, decode, encode, rest};
+use super::library::{Fault, Library, Requests};
+use super::world::Group;
+use crate::CommError;
+use crate::copy::Output;
+use crate::engines::processes::Control;
+use crate::engines::shared::fingerprint::Fingerprint;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+/// What the engine's thread is asked to do.
+pub enum Command {
+    /// Rank 0's bytes for every rank; all ranks ask for it. They are told how long they may be by [`SHARED`].
+    Share {
+        bytes: Vec<u8>,
+        reply: Sender<Result<Vec<u8>, String>>,
+    },
+    /// A launch begins: failures go to this line.
+    Launch(Arc<Control>),
+    /// A group that this rank is in.
+    Found(Arc<Group>),
+    /// A round of a call.
+    Call(Box<Call>),
+    /// Reply when nothing is under way, but for what ranks owe that have left.
+    Drain(Sender<()>),
+    /// End MPI.
+    Stop(Sender<()>),
+}
+
+/// The most bytes that can be shared.
+pub const SHARED: usize = 4096;
+
+/// The kinds of messages, which share a group's channel.
+#[derive(Clone, Copy)]
+enum Kind {
+    Header,
+    HeaderRest,
+    First,
+    Second,
+}
+
+const KINDS: usize = 4;
+
+/// Calls of a group that can be under way at once without their messages being taken for one another's.
+const WINDOW: usize = 16;
+
+/// The tag of messages on new groups; those of channels come after it.
+const FOUND: usize = 0;
+
+/// The longest message on a new group: enough for some ten thousand members.
+const FOUND_BYTES: usize = 64 << 10;
+
+/// How long after the last event it looks again without pause: while tensors move, and while a rank is late.
+const MOVING: Duration = Duration::from_millis(2);
+const LATE: Duration = Duration::from_micros(50);
+
+/// How long a rank that has heard of a disagreement listens on, so that all that have called are in the report.
+const HEARING: Duration = Duration::from_millis(5);
+
+/// The pauses after that.
+const PAUSE: Duration = Duration::from_micros(50);
+const LONG_PAUSE: Duration = Duration::from_micros(100);
+
+/// What a message is to whom.
+#[derive(Clone, Copy)]
+enum Message {
+    /// To the call of this number: from or to a member.
+    Header {
+        call: u64,
+        member: usize,
+    },
+    HeaderRest {
+        call: u64,
+        member: usize,
+    },
+    Tensors {
+        call: u64,
+        member: usize,
+    },
+    Sent {
+        call: u64,
+    },
+    Founding,
+    Founded,
+}
+
+/// The first member of a group says this to the others.
+#[derive(Serialize, Deserialize)]
+struct Founding {
+    id: u64,
+    ranks: Vec<usize>,
+    axis: String,
+    channel: usize,
+}
+
+/// The engine's thread.
+pub struct Engine {
+    library: Library,
+    commands: Receiver<Command>,
+    control: Option<Arc<Control>>,
+    requests: Requests<Message>,
+    calls: HashMap<u64, Call>,
+    next: u64,
+    /// Calls of groups whose channel is not known.
+    unfounded: Vec<Box<Call>>,
+    /// Groups that wait for a channel, and channels that wait for their group, by the group's number.
+    asked: HashMap<u64, Arc<Group>>,
+    told: HashMap<u64, Founding>,
+    /// Where the next message on a new group comes in.
+    founding: Box<[u8]>,
+    /// Messages on new groups on their way out.
+    announcements: Vec<Vec<u8>>,
+    /// How many channels this rank has chosen.
+    chosen: usize,
+    draining: Vec<Sender<()>>,
+    /// A call on which members disagree, in what, and since when that is known.
+    dispute: Option<(u64, &'static str, Instant)>,
+    /// When something last happened.
+    last: Instant,
+}
+
+impl Engine {
+    pub fn new(library: Library, commands: Receiver<Command>) -> Result<Engine, Fault> {
+        let mut engine = Engine {
+            library,
+            commands,
+            control: None,
+            requests: Requests::new(),
+            calls: HashMap::new(),
+            next: 0,
+            unfounded: Vec::new(),
+            asked: HashMap::new(),
+            told: HashMap::new(),
+            founding: vec![0; FOUND_BYTES].into(),
+            announcements: Vec::new(),
+            chosen: 0,
+            draining: Vec::new(),
+            dispute: None,
+            last: Instant::now(),
+        };
+        engine.expect_founding()?;
+        Ok(engine)
+    }
+
+    /// Works until the process ends.
+    pub fn run(mut self) {
+        loop {
+            match self.command() {
+                Ok(Some(Command::Stop(done))) => return self.stop(&done),
+                Ok(Some(command)) => {
+                    self.last = Instant::now();
+                    let worked = self.obey(command);
+                    self.report(worked);
+                }
+                Ok(None) => {}
+                // Every handle is gone, as none is before the process ends.
+                Err(()) => return,
+            }
+            let worked = self.work();
+            self.report(worked);
+            if self.control.as_ref().is_some_and(|control| control.failure().is_some()) {
+                self.give_up();
+            }
+        }
+    }
+
+    /// The next command; waits for it as long as the messages allow.
+    fn command(&mut self) -> Result<Option<Command>, ()> {
+        let idle = self.calls.is_empty() && self.unfounded.is_empty() && self.draining.is_empty();
+        if idle && self.announcements.is_empty() {
+            return self.commands.recv().map(Some).map_err(drop);
+        }
+        let moving = self
+            .calls
+            .values()
+            .any(|call| call.outgoing > 0 || call.incoming.contains(&true));
+        let quiet = self.last.elapsed();
+        let pause = match moving {
+            true if quiet < MOVING => Duration::ZERO,
+            false if quiet < LATE => Duration::ZERO,
+            true => PAUSE,
+            false => LONG_PAUSE,
+        };
+        if pause.is_zero() {
+            // Another process of this host may be the one that is waited for.
+            std::thread::yield_now();
+        }
+        match self.commands.recv_timeout(pause) {
+            Ok(command) => Ok(Some(command)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(()),
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> Result<(), Fault> {
+        match command {
+            Command::Share { mut bytes, reply } => {
+                bytes.resize(SHARED, 0);
+                let shared = self.library.share(&mut bytes);
+                // If nobody listens any more, the launch has failed.
+                let _ = reply.send(shared.map(|()| bytes).map_err(|fault| fault.to_string()));
+                Ok(())
+            }
+            Command::Launch(control) => {
+                self.control = Some(control);
+                Ok(())
+            }
+            Command::Found(group) => self.found(group),
+            Command::Call(call) => self.begin(call),
+            Command::Drain(reply) => {
+                self.draining.push(reply);
+                Ok(())
+            }
+            Command::Stop(_) => Ok(()),
+        }
+    }
+
+    fn tag(&self, channel: usize, sequence: u64, kind: Kind) -> usize {
+        FOUND + 1 + (channel * WINDOW + sequence as usize % WINDOW) * KINDS + kind as usize
+    }
+
+    // ---- groups ----
+
+    fn expect_founding(&mut self) -> Result<(), Fault> {
+        let area = Area::dense(self.founding.as_mut_ptr(), FOUND_BYTES);
+        // SAFETY: the memory lives as long as the engine, and is looked at only when a message is over.
+        let request = unsafe { self.library.receive(&[area], None, FOUND) }?;
+        self.requests.push(request, Message::Founding);
+        Ok(())
+    }
+
+    fn found(&mut self, group: Arc<Group>) -> Result<(), Fault> {
+        let first = group.ranks.iter().min().copied();
+        if first != Some(self.library.rank) {
+            match self.told.remove(&group.id) {
+                Some(founding) => return self.settle(&group, &founding),
+                None => drop(self.asked.insert(group.id, group)),
+            }
+            return Ok(());
+        }
+        // Channel 0 is that of the world.
+        self.chosen += 1;
+        let channel = self.chosen * self.library.size + self.library.rank;
+        if self.tag(channel, WINDOW as u64 - 1, Kind::Second) > self.library.tags {
+            return Err(Fault::other(format!(
+                "this MPI library has tags up to {}, which is not enough for another group; keep groups instead of \
+                 making them anew",
+                self.library.tags
+            )));
+        }
+        group.channel.get_or_init(|| channel);
+        let founding = Founding {
+            id: group.id,
+            ranks: group.ranks.clone(),
+            axis: group.axis.to_string(),
+            channel,
+        };
+        let bytes = postcard::to_stdvec(&founding).map_err(|error| Fault::other(error.to_string()))?;
+        for rank in group.ranks.iter().filter(|rank| **rank != self.library.rank) {
+            self.announcements.push(bytes.clone());
+            let bytes = self
+                .announcements
+                .last_mut()
+                .map_or(&mut [][..], |bytes| &mut bytes[..]);
+            let area = Area::dense(bytes.as_mut_ptr(), bytes.len());
+            // SAFETY: announcements are kept until all of them are over.
+            let request = unsafe { self.library.send(&[area], *rank, FOUND) }?;
+            self.requests.push(request, Message::Founded);
+        }
+        self.resume()
+    }
+
+    /// Compares what this rank and the group's first member made of the group.
+    fn settle(&mut self, group: &Arc<Group>, founding: &Founding) -> Result<(), Fault> {
+        if group.ranks != founding.ranks || *group.axis != *founding.axis {
+            let first = founding.ranks.iter().min().copied().unwrap_or_default();
+            let report = format!(
+                "rank {first}: subgroup {:?} over {}; rank {}: subgroup {:?} over {}",
+                founding.ranks, founding.axis, self.library.rank, group.ranks, group.axis
+            );
+            self.fail(CommError::Mismatch {
+                difference: "subgroup".into(),
+                report,
+            });
+            return Ok(());
+        }
+        group.channel.get_or_init(|| founding.channel);
+        self.resume()
+    }
+
+    /// Begins the calls that waited for a channel.
+    fn resume(&mut self) -> Result<(), Fault> {
+        for call in std::mem::take(&mut self.unfounded) {
+            self.begin(call)?;
+        }
+        Ok(())
+    }
+
+    // ---- calls ----
+
+    fn begin(&mut self, mut call: Box<Call>) -> Result<(), Fault> {
+        let Some(&channel) = call.group.channel.get() else {
+            self.unfounded.push(call);
+            return Ok(());
+        };
+        let number = self.next;
+        self.next += 1;
+        let (rank, sequence) = (call.rank, call.call.sequence);
+        let Some(fingerprint) = &call.fingerprint else {
+            self.calls.insert(number, *call);
+            for member in 0..self.calls[&number].group.ranks.len() {
+                self.exchange(number, member)?;
+            }
+            return self.look(number);
+        };
+        call.encoded = encode(fingerprint).map_err(Fault::other)?;
+        let others: Vec<(usize, usize)> = call.group.ranks.iter().copied().enumerate().collect();
+        for (member, peer) in others.into_iter().filter(|(member, _)| *member != rank) {
+            let mut first = vec![0; FIRST].into_boxed_slice();
+            let area = Area::dense(first.as_mut_ptr(), FIRST);
+            // SAFETY: the call keeps these bytes until all its messages are over.
+            let request = unsafe {
+                self.library
+                    .receive(&[area], Some(peer), self.tag(channel, sequence, Kind::Header))
+            }?;
+            call.headers.insert(member, (first, Box::default()));
+            self.requests.push(request, Message::Header { call: number, member });
+            let (first, more) = &mut call.encoded;
+            for (bytes, kind) in [(first, Kind::Header), (more, Kind::HeaderRest)] {
+                if !bytes.is_empty() {
+                    let area = Area::dense(bytes.as_mut_ptr(), bytes.len());
+                    // SAFETY: as above.
+                    let request = unsafe { self.library.send(&[area], peer, self.tag(channel, sequence, kind)) }?;
+                    self.requests.push(request, Message::Sent { call: number });
+                    call.outgoing += 1;
+                }
+            }
+        }
+        self.calls.insert(number, *call);
+        self.look(number)
+    }
+
+    /// Sends tensors to a member and receives from it.
+    fn exchange(&mut self, number: u64, member: usize) -> Result<(), Fault> {
+        let Some(call) = self.calls.get_mut(&number) else {
+            return Ok(());
+        };
+        let channel = call.group.channel.get().copied().unwrap_or_default();
+        let kind = if call.fingerprint.is_some() {
+            Kind::First
+        } else {
+            Kind::Second
+        };
+        let (peer, sequence) = (call.group.ranks[member], call.call.sequence);
+        let (sends, receives) = (&call.round.sends[member], &call.round.receives[member]);
+        let (sending, receiving) = (bytes(sends) > 0, bytes(receives) > 0);
+        call.outgoing += usize::from(sending);
+        call.incoming[member] = receiving;
+        let (sends, receives) = (sends.clone(), receives.clone());
+        let tag = self.tag(channel, sequence, kind);
+        if receiving {
+            // SAFETY: the call keeps the memory of its results until all its messages are over.
+            let request = unsafe { self.library.receive(&receives, Some(peer), tag) }?;
+            self.requests.push(request, Message::Tensors { call: number, member });
+        }
+        if sending {
+            // SAFETY: the call keeps its inputs, which nobody changes, until all its messages are over.
+            let request = unsafe { self.library.send(&sends, peer, tag) }?;
+            self.requests.push(request, Message::Sent { call: number });
+        }
+        Ok(())
+    }
+
+    /// Moves messages on and takes in what has come.
+    fn work(&mut self) -> Result<(), Fault> {
+        let over = self.requests.completed()?;
+        if !over.is_empty() {
+            self.last = Instant::now();
+        }
+        for message in over {
+            match message {
+                Message::Header { call, member } => self.header_came(call, member)?,
+                Message::HeaderRest { call, member } => self.agree(call, member)?,
+                Message::Tensors { call, member } => {
+                    if let Some(call) = self.calls.get_mut(&call) {
+                        call.incoming[member] = false;
+                    }
+                    self.look(call)?;
+                }
+                Message::Sent { call } => {
+                    if let Some(call) = self.calls.get_mut(&call) {
+                        call.outgoing -= 1;
+                    }
+                    self.look(call)?;
+                }
+                Message::Founding => {
+                    let founding = postcard::from_bytes::<Founding>(&self.founding);
+                    self.expect_founding()?;
+                    let founding = founding.map_err(|error| Fault::other(error.to_string()))?;
+                    match self.asked.remove(&founding.id) {
+                        Some(group) => self.settle(&group, &founding)?,
+                        None => drop(self.told.insert(founding.id, founding)),
+                    }
+                }
+                Message::Founded => {}
+            }
+        }
+        if let Some((number, difference, since)) = self.dispute
+            && since.elapsed() > HEARING
+            && let Some(call) = self.calls.get(&number)
+        {
+            self.fail(CommError::Mismatch {
+                difference: difference.into(),
+                report: call.describe(difference),
+            });
+        }
+        if !self.draining.is_empty() {
+            self.drain();
+        }
+        Ok(())
+    }
+
+    /// The first message of a member's fingerprint has come.
+    fn header_came(&mut self, number: u64, member: usize) -> Result<(), Fault> {
+        let Some(call) = self.calls.get_mut(&number) else {
+            return Ok(());
+        };
+        let channel = call.group.channel.get().copied().unwrap_or_default();
+        let (peer, sequence) = (call.group.ranks[member], call.call.sequence);
+        let Some((first, more)) = call.headers.get_mut(&member) else {
+            return Ok(());
+        };
+        let missing = rest(first);
+        if missing == 0 {
+            return self.agree(number, member);
+        }
+        *more = vec![0; missing].into();
+        let area = Area::dense(more.as_mut_ptr(), missing);
+        let tag = self.tag(channel, sequence, Kind::HeaderRest);
+        // SAFETY: the call keeps these bytes until all its messages are over.
+        let request = unsafe { self.library.receive(&[area], Some(peer), tag) }?;
+        self.requests
+            .push(request, Message::HeaderRest { call: number, member });
+        Ok(())
+    }
+
+    /// A member's fingerprint is there: the tensors may travel, if it agrees.
+    fn agree(&mut self, number: u64, member: usize) -> Result<(), Fault> {
+        let Some(call) = self.calls.get_mut(&number) else {
+            return Ok(());
+        };
+        let Some((first, more)) = call.headers.remove(&member) else {
+            return Ok(());
+        };
+        let theirs = decode(&first, &more).map_err(Fault::other)?;
+        let Some(own) = &call.fingerprint else { return Ok(()) };
+        let (difference, handing) = (
+            own.difference(&theirs),
+            own.tensors[0].op.sender(call.rank, call.group.ranks.len()),
+        );
+        if difference.is_none() && handing == Some(member) {
+            expect(call, member, &theirs);
+        }
+        call.heard.insert(member, theirs);
+        if let Some(difference) = difference {
+            self.dispute.get_or_insert((number, difference, Instant::now()));
+            return Ok(());
+        }
+        call.awaited[member] = false;
+        self.exchange(number, member)?;
+        self.look(number)
+    }
+
+    /// Hands the results over, if they are there, and takes the call off the list if it is over.
+    fn look(&mut self, number: u64) -> Result<(), Fault> {
+        let Some(call) = self.calls.get_mut(&number) else {
+            return Ok(());
+        };
+        for (member, rank) in call.group.ranks.iter().enumerate() {
+            if !call.awaited[member] && !call.incoming[member] {
+                call.slot.arrived(*rank);
+            }
+        }
+        if call.is_ready()
+            && let Some(landing) = call.landing.take()
+        {
+            call.slot.end(Ok(landing));
+        }
+        if call.is_over() {
+            self.calls.remove(&number);
+        }
+        if self.calls.is_empty() && self.unfounded.is_empty() {
+            self.announcements.clear();
+        }
+        Ok(())
+    }
+
+    // ---- endings ----
+
+    /// Replies once nothing is under way. Ranks that have left owe nothing more.
+    fn drain(&mut self) {
+        let Some(control) = self.control.clone() else { return };
+        let mut over = Vec::new();
+        for (number, call) in &mut self.calls {
+            for (member, rank) in call.group.ranks.iter().enumerate() {
+                if call.awaited[member] && control.has_left(*rank, call.group.id, call.call.sequence) {
+                    call.awaited[member] = false;
+                    over.push((*number, member));
+                }
+            }
+        }
+        if !over.is_empty() {
+            self.requests.cancel(
+                |message| matches!(message, Message::Header { call, member } if over.contains(&(*call, *member))),
+            );
+            for (number, _) in over {
+                let looked = self.look(number);
+                self.report(looked);
+            }
+        }
+        if self.calls.is_empty() && self.unfounded.is_empty() {
+            for reply in self.draining.drain(..) {
+                // If nobody listens any more, the process is ending.
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    fn report(&self, worked: Result<(), Fault>) {
+        if let Err(fault) = worked {
+            self.fail(CommError::failed(self.library.rank, format!("MPI: {fault}")));
+        }
+    }
+
+    fn fail(&self, error: CommError) {
+        if let Some(control) = &self.control {
+            control.fail(error);
+        }
+    }
+
+    /// The world has failed: everyone who waits is told. MPI may still write to what messages were to fill, so it is
+    /// never freed; the process is about to end.
+    fn give_up(&mut self) {
+        let Some(error) = self.control.as_ref().and_then(|control| control.failure()) else {
+            return;
+        };
+        let begun = std::mem::take(&mut self.calls).into_values();
+        let waiting = std::mem::take(&mut self.unfounded).into_iter().map(|call| *call);
+        for call in begun.chain(waiting) {
+            call.slot.end(Err(error.clone()));
+            std::mem::forget(call);
+        }
+        std::mem::forget(std::mem::replace(&mut self.requests, Requests::new()));
+        std::mem::forget(std::mem::take(&mut self.announcements));
+        self.dispute = None;
+        for reply in self.draining.drain(..) {
+            // If nobody listens any more, the process is ending.
+            let _ = reply.send(());
+        }
+    }
+
+    fn stop(mut self, done: &Sender<()>) {
+        // The receive for the next new group is the only message that nobody sends.
+        self.requests.cancel(|message| matches!(message, Message::Founding));
+        let ended = self.requests.completed();
+        self.report(ended.map(drop));
+        self.library.finish();
+        // Nobody listens if the process did not wait.
+        let _ = done.send(());
+    }
+}
+
+/// Room for the tensors that a member hands over, now that their shapes are known.
+fn expect(call: &mut Call, member: usize, theirs: &Fingerprint) {
+    let Some(landing) = &mut call.landing else { return };
+    for tensor in &theirs.tensors {
+        let mut output = Output::new(&tensor.shape, tensor.dtype);
+        let area = Area::of_target(&output.target(), &vec![0; tensor.shape.len()], &tensor.shape);
+        call.round.receives[member].push(area);
+        landing.outputs.push((output, tensor.shape.clone()));
+    }
+}
