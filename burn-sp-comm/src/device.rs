@@ -35,7 +35,7 @@ pub trait DeviceTensor: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// If the device fails.
-    fn from_host(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError>;
+    fn upload(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError>;
 
     /// The tensor again, if it is in the memory of a CUDA device whose addresses others may use.
     fn cuda(&self) -> Option<&dyn CudaTensor> {

@@ -71,7 +71,7 @@ impl DeviceTensor for OnTest {
         Ok(Buffer::from_slice(&self.values, self.shape.clone()))
     }
 
-    fn from_host(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError> {
+    fn upload(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError> {
         Ok(Arc::new(OnTest {
             device: self.device,
             shape: buffer.shape().to_vec(),

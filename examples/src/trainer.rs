@@ -74,7 +74,11 @@ impl Job<'_> {
     ) -> Result<Report, RunError> {
         let (run, learning) = (self.run, self.learning);
         let saving = Saving::new(self.state, self.program, run.steps, run.seed, &self.config);
-        let resumed = saving.check()?;
+        // Only rank 0 reads and writes states, so only its host needs the folders.
+        let resumed = match run.only_rank()? {
+            None | Some(0) => saving.check()?,
+            Some(_) => None,
+        };
         memory::unranked().reset_peak();
         let devices: Vec<_> = run.devices()?.into_iter().map(Device::autodiff).collect();
         for line in self.lines.iter().chain(&resumed) {

@@ -54,7 +54,7 @@ fn what_flags_cannot_say() {
         ("--lr NaN", "--lr NaN"),
         ("--clip -1", "--clip"),
         ("--kv all", "possible values: ring, gather"),
-        ("--engine mpi", "possible values: threads"),
+        ("--engine pigeons", "possible values: threads, mpi"),
         ("--device gpu", "possible values: flex, wgpu, cuda"),
         #[cfg(not(feature = "wgpu"))]
         (

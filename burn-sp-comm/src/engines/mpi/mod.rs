@@ -21,12 +21,13 @@ mod posting;
 mod progress;
 mod world;
 
-use super::processes::{Address, Control, Hub, report_on};
+use super::processes::{Address, Control, Hub, Reported, report_on};
 use super::shared::panics;
 use super::shared::seat::Seat;
 use crate::{CommError, Communicator};
 use library::Library;
 use progress::{Command, Engine, SHARED};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,10 +72,14 @@ pub fn rank_and_size() -> Result<(usize, usize), CommError> {
 pub fn launch<T>(config: &MpiConfig, body: impl FnOnce(Arc<dyn Communicator>) -> T) -> Result<T, CommError> {
     let engine = engine()?;
     let (rank, size) = (engine.rank, engine.size);
+    let failed = |what: &str, error: std::io::Error| CommError::failed(rank, format!("{what}: {error}"));
+    // Until this launch has ended well, MPI is in no state to be ended in good order.
+    ENDED_WELL.store(false, Ordering::Relaxed);
+    let report = |reported| report_on(reported).map_err(|error| failed("its signal handler", error));
+    report(Reported::Starting { rank })?;
     let (hub, address) = engine.meet(config.timeout)?;
     let control = Control::join(rank, size, config.timeout, &address)?;
-    let failed = |what: &str, error: std::io::Error| CommError::failed(rank, format!("{what}: {error}"));
-    report_on(&control).map_err(|error| failed("its signal handler", error))?;
+    report(Reported::Running(control.clone()))?;
     let guarded = control.clone();
     std::thread::Builder::new()
         .name("guard".into())
@@ -95,18 +100,22 @@ pub fn launch<T>(config: &MpiConfig, body: impl FnOnce(Arc<dyn Communicator>) ->
     });
     let outcome = outcome.map_err(|error| {
         let error = control.fail(error);
-        FAILED.get_or_init(|| ());
         control.give_up();
         error
     });
     if let Some(hub) = hub {
         hub.join();
     }
+    if outcome.is_ok() {
+        report(Reported::Nothing)?;
+        ENDED_WELL.store(true, Ordering::Relaxed);
+    }
     outcome
 }
 
-/// Set once a world has failed: MPI is then in no state to be ended in good order.
-static FAILED: OnceLock<()> = OnceLock::new();
+/// Whether the latest launch has. A process that ends otherwise leaves MPI as it is, upon which the launcher ends the
+/// others: to end MPI in good order would be to wait for them.
+static ENDED_WELL: AtomicBool = AtomicBool::new(false);
 
 /// The way to the engine's thread of this process.
 struct Handle {
@@ -166,10 +175,10 @@ unsafe extern "C" {
     fn atexit(then: extern "C" fn()) -> std::ffi::c_int;
 }
 
-/// Ends MPI when the process does, unless a world has failed.
+/// Ends MPI when the process does.
 extern "C" fn end_mpi() {
     let Some(handle) = HANDLE.get() else { return };
-    if FAILED.get().is_some() {
+    if !ENDED_WELL.load(Ordering::Relaxed) {
         return;
     }
     let (done, ended) = channel();

@@ -275,7 +275,7 @@ fn onto_devices(results: Vec<Buffer>, devices: &Devices) -> Result<Vec<Buffer>, 
         None => Ok(result),
         Some(device) => {
             let device: &Arc<dyn crate::DeviceTensor> = device;
-            device.from_host(result).map(Buffer::on_device)
+            device.upload(result).map(Buffer::on_device)
         }
     };
     results.into_iter().zip(devices).map(back).collect()

@@ -47,15 +47,20 @@ fn version_text(version: i32) -> String {
     )
 }
 
-/// The number of the device that a process takes.
-pub fn device_of(environment: &Environment) -> Result<usize, CommError> {
+/// How many devices this process sees.
+pub fn devices() -> Result<usize, CommError> {
     let devices = CudaContext::device_count().map_err(|error| {
         CommError::invalid(format!(
             "nccl: the CUDA devices of this host cannot be counted: {error}"
         ))
     })?;
+    Ok(devices as usize)
+}
+
+/// The number of the device that a process takes.
+pub fn device_of(environment: &Environment) -> Result<usize, CommError> {
     let own = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
-    choose(environment.local_rank, devices as usize, own)
+    choose(environment.local_rank, devices()?, own)
 }
 
 /// `own`: whether the process has been given devices of its own.

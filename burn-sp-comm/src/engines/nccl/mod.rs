@@ -23,6 +23,8 @@
 //! **No GPU has run this engine yet.** It is type-checked, and all of it that needs no device is tested: the rendezvous,
 //! the variables, what NCCL is asked for in each collective (played on host memory), and the refusals.
 
+#[cfg(test)]
+mod alone;
 mod calls;
 mod device;
 mod library;
@@ -32,7 +34,7 @@ mod simulation;
 mod watch;
 mod world;
 
-use super::processes::{Address, Control, Door, Environment, Hub, find, report_on};
+use super::processes::{Address, Control, Door, Environment, Hub, Reported, find, report_on};
 use super::shared::panics;
 use super::shared::seat::Seat;
 use crate::{CommError, Communicator, CudaOrder};
@@ -71,6 +73,15 @@ pub fn rank_and_size() -> Result<(usize, usize), CommError> {
     Ok((environment.rank, environment.size))
 }
 
+/// How many CUDA devices this process sees: as many ranks can be on this host.
+///
+/// # Errors
+/// [`CommError::Invalid`] if CUDA or NCCL cannot be loaded.
+pub fn devices() -> Result<usize, CommError> {
+    library::check()?;
+    library::devices()
+}
+
 /// The number of the CUDA device that this process's tensors must be on: that of its local rank, or the only one where
 /// `CUDA_VISIBLE_DEVICES` gives the process one of its own.
 ///
@@ -96,23 +107,26 @@ pub fn device() -> Result<usize, CommError> {
 /// process that ended without a word. The program should then end, with a code other than 0. A rank whose code goes on
 /// for long after the failure of another has its process ended.
 pub fn launch<T>(config: &NcclConfig, body: impl FnOnce(Arc<dyn Communicator>) -> T) -> Result<T, CommError> {
-    let order = order(config.order, std::env::var(ORDER_VARIABLE).ok().as_deref())?;
+    let variable = std::env::var_os(ORDER_VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    let order = order(config.order, variable.as_deref())?;
     let environment = Environment::of_process()?;
     library::check()?;
     let number = library::device_of(&environment)?;
     let Environment { rank, size, .. } = environment;
 
+    let failed = |what: &str, error: std::io::Error| CommError::failed(rank, format!("{what}: {error}"));
+    let report = |reported| report_on(reported).map_err(|error| failed("its signal handler", error));
+    report(Reported::Starting { rank })?;
     let (hub, address) = meet(&environment, Instant::now() + config.timeout)?;
     let control = Control::join(rank, size, config.timeout, &address)?;
     let run = || {
-        let failed = |what: &str, error: std::io::Error| CommError::failed(rank, format!("{what}: {error}"));
-        report_on(&control).map_err(|error| failed("its signal handler", error))?;
+        report(Reported::Running(control.clone()))?;
         let guarded = control.clone();
         std::thread::Builder::new()
             .name("guard".into())
             .spawn(move || guarded.guard())
             .map_err(|error| failed("the thread that guards it cannot be started", error))?;
-        let everyone = Group::everyone(control.size());
+        let everyone = Group::everyone(size);
         let world = World::new(control.clone(), number, order, &everyone)?;
         let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
         let outcome = panics::caught(rank, || body(comm)).and_then(|result| {
@@ -134,6 +148,9 @@ pub fn launch<T>(config: &NcclConfig, body: impl FnOnce(Arc<dyn Communicator>) -
     });
     if let Some(hub) = hub {
         hub.join();
+    }
+    if outcome.is_ok() {
+        report(Reported::Nothing)?;
     }
     outcome
 }

@@ -134,7 +134,7 @@ impl World {
     }
 
     /// The group's communicator. Made now if there is none yet, which waits for all members.
-    fn link(&self, group: &Group, call: &Call, deadline: Instant) -> Result<Arc<Link>, CommError> {
+    pub fn link(&self, group: &Group, call: &Call, deadline: Instant) -> Result<Arc<Link>, CommError> {
         let mut link = lock(&group.link);
         if let Some(link) = &*link {
             return Ok(link.clone());
@@ -245,6 +245,8 @@ impl seat::World for World {
                 buffers: transfers.into_iter().map(|transfer| transfer.buffer).collect(),
             }));
         }
+        // Until the call is on its stream.
+        self.control.activity().waiting(&call);
         let handed = match op.sender(rank, size) {
             Some(sender) if sender != rank => Some(self.handed(group, &call, &fingerprint, sender, deadline)?),
             _ => None,
@@ -276,6 +278,7 @@ impl seat::World for World {
         let results = carry_out(&library, transfers, size, rank, handed.as_deref());
         // What this rank cannot do leaves the others waiting.
         let results = results.map_err(|error| self.control.fail(error))?;
+        self.control.activity().computing();
         Ok(Box::new(Enqueued {
             world: self.clone(),
             results,

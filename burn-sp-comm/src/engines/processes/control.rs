@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// How long a rank waits for the hub's word on a failure before it goes by its own.
 const WORD: Duration = Duration::from_secs(2);
 
+/// How long a rank waits for the others to end too, after a failure.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// How long a rank's code may go on after the world has failed, before its process is ended.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -122,10 +125,6 @@ impl Control {
         self.rank
     }
 
-    pub fn size(&self) -> usize {
-        self.size
-    }
-
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -145,6 +144,7 @@ impl Control {
     }
 
     /// Calls `then` when the world fails, on another thread; at once if it has failed. It must not block.
+    #[cfg(feature = "nccl")]
     pub fn on_failure(&self, then: impl FnOnce() + Send + 'static) {
         let mut news = lock(&self.news);
         match self.failure.get() {
@@ -211,10 +211,10 @@ impl Control {
     /// # Errors
     /// If the world fails meanwhile.
     pub fn await_all(&self) -> Result<(), CommError> {
-        let ended = self.await_news(None, |news| news.all_ended.then_some(()));
-        match (ended, self.failure()) {
-            (None, Some(error)) => Err(error),
-            _ => {
+        self.await_news(None, |news| news.all_ended.then_some(()));
+        match self.failure() {
+            Some(error) => Err(error),
+            None => {
                 lock(&self.news).ended = true;
                 Ok(())
             }
@@ -228,7 +228,7 @@ impl Control {
         self.tell(&ToHub::Ended);
         let mut news = lock(&self.news);
         news.ended = true;
-        let until = Instant::now() + WORD;
+        let until = Instant::now() + FAREWELL;
         while !news.all_ended && Instant::now() < until {
             news = self.wait(news, Some(until));
         }
@@ -264,6 +264,9 @@ impl Control {
                     rank: 0,
                     report: format!("{report}. rank {}: {doing}", self.rank),
                 });
+                // There is no word to wait for any more.
+                lock(&self.news).all_ended = true;
+                self.changed.notify_all();
                 None
             }
         }

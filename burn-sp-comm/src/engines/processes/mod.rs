@@ -22,6 +22,6 @@ pub(crate) use environment::Environment;
 pub(crate) use hub::{Address, Hub};
 #[cfg(feature = "nccl")]
 pub(crate) use rendezvous::{Door, find};
-pub(crate) use signals::report_on;
+pub(crate) use signals::{Reported, report_on};
 #[cfg(feature = "nccl")]
 pub(crate) use wire::Compared;

@@ -97,7 +97,7 @@ impl DeviceTensor for OnCube {
         Buffer::contiguous(bytes, shape.to_vec(), dtype)
     }
 
-    fn from_host(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError> {
+    fn upload(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError> {
         let (shape, dtype) = (buffer.shape().to_vec(), buffer.dtype());
         let data = TensorData::from_bytes(buffer.into_bytes()?, shape, dtype);
         let device = &self.0.device;

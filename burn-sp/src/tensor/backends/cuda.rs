@@ -16,16 +16,14 @@ use burn_cubecl::{
         client::Client,
         cuda::CudaRuntime,
         device_handle::DeviceHandle,
-        environment::stream::StreamId,
-        prelude::Runtime,
         server::{Handle, ServerStorage},
     },
     kernel::into_contiguous,
     ops::{numeric::empty_device_contiguous_dtype, reshape},
 };
 use burn_sp_comm::{CommError, CudaOrder, CudaTensor, CudaWork};
-use burn_std::future::block_on;
-use cubecl_server::stream::WriteScoped;
+use burn_std::{future::block_on, stream::StreamId};
+use cubecl_server::{runtime::Runtime, stream::WriteScoped};
 
 use super::cube::OnCube;
 
@@ -87,7 +85,8 @@ fn on_stream(client: &Client, handles: Vec<Handle>, work: CudaWork<'_>) -> Resul
         work(streams.current().sys as u64, &addresses)
     };
     let runner = DeviceHandle::<CudaServer>::new(client.service_id().device);
-    runner.submit_blocking(enqueue).map_err(device_fault)?
+    let enqueued = runner.submit_blocking(enqueue);
+    enqueued.map_err(|error| device_fault(format!("{error:?}")))?
 }
 
 /// Waits for the device before, and leaves it to `work` to be done when it returns.
