@@ -11,6 +11,9 @@ pub enum Engine {
     Threads,
     /// Processes on any number of hosts, over MPI (feature `mpi`); started by `mpirun` or a cluster's own launcher.
     Mpi,
+    /// Processes with a CUDA device each, on any number of hosts, over NCCL (feature `nccl`); started by `mpirun`, a
+    /// cluster's own launcher, or the environment variables of PyTorch's. No GPU has run it yet.
+    Nccl,
 }
 
 impl Engine {
@@ -23,8 +26,24 @@ impl Engine {
             Engine::Threads => Ok(None),
             #[cfg(feature = "mpi")]
             Engine::Mpi => Ok(Some(burn_sp_comm::engines::mpi::rank_and_size()?)),
-            #[cfg(not(feature = "mpi"))]
-            Engine::Mpi => Err(Error::NotBuilt { engine: self }),
+            #[cfg(feature = "nccl")]
+            Engine::Nccl => Ok(Some(burn_sp_comm::engines::nccl::rank_and_size()?)),
+            #[allow(unreachable_patterns, reason = "some engines are not built")]
+            engine => Err(Error::NotBuilt { engine }),
+        }
+    }
+
+    /// The number of the CUDA device that this process's rank must use; none where any device will do.
+    ///
+    /// # Errors
+    /// As [`process`](Self::process), and if the launcher's variables name no device of this host.
+    pub fn cuda_device(self) -> Result<Option<usize>, Error> {
+        match self {
+            #[cfg(feature = "nccl")]
+            Engine::Nccl => Ok(Some(burn_sp_comm::engines::nccl::device()?)),
+            #[cfg(not(feature = "nccl"))]
+            Engine::Nccl => Err(Error::NotBuilt { engine: self }),
+            Engine::Threads | Engine::Mpi => Ok(None),
         }
     }
 }
@@ -34,6 +53,7 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Engine::Threads => "threads",
             Engine::Mpi => "mpi",
+            Engine::Nccl => "nccl",
         })
     }
 }

@@ -8,6 +8,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Devices, Int, Tensor};
 #[cfg(feature = "mpi")]
 use burn_sp_comm::engines::mpi;
+#[cfg(feature = "nccl")]
+use burn_sp_comm::engines::nccl;
 use burn_sp_comm::{
     Communicator,
     engines::threads::{self, ThreadsConfig},
@@ -140,6 +142,14 @@ where
                 timeout: config.timeout,
             };
             Ok(vec![mpi::launch(&mpi, on_rank)?])
+        }
+        #[cfg(feature = "nccl")]
+        Engine::Nccl => {
+            let nccl = nccl::NcclConfig {
+                timeout: config.timeout,
+                ..Default::default()
+            };
+            Ok(vec![nccl::launch(&nccl, on_rank)?])
         }
         #[allow(unreachable_patterns, reason = "some engines are not built")]
         engine => Err(Error::NotBuilt { engine }),

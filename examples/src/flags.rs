@@ -17,6 +17,8 @@ pub enum Engine {
     Threads,
     /// As processes over MPI, started by mpirun.
     Mpi,
+    /// As processes with a CUDA device each, over NCCL.
+    Nccl,
 }
 
 impl From<Engine> for burn_sp::Engine {
@@ -24,6 +26,7 @@ impl From<Engine> for burn_sp::Engine {
         match engine {
             Engine::Threads => burn_sp::Engine::Threads,
             Engine::Mpi => burn_sp::Engine::Mpi,
+            Engine::Nccl => burn_sp::Engine::Nccl,
         }
     }
 }

@@ -54,7 +54,7 @@ fn what_flags_cannot_say() {
         ("--lr NaN", "--lr NaN"),
         ("--clip -1", "--clip"),
         ("--kv all", "possible values: ring, gather"),
-        ("--engine pigeons", "possible values: threads, mpi"),
+        ("--engine pigeons", "possible values: threads, mpi, nccl"),
         ("--device gpu", "possible values: flex, wgpu, cuda"),
         #[cfg(not(feature = "wgpu"))]
         (

@@ -61,7 +61,7 @@ impl RunFlags {
         }
         let mut config = RunConfig {
             engine: self.engine.unwrap_or_default(),
-            device: self.device.unwrap_or_default(),
+            device: self.device(),
             ranks: given.map_or(self.ranks.unwrap_or(2), |mesh| mesh.ranks()),
             dp: 1,
             ring: 1,
@@ -99,8 +99,20 @@ impl RunFlags {
             ..config
         };
         config.check_shares()?;
+        if config.engine == Engine::Nccl && config.device != DeviceKind::Cuda {
+            return refuse("--engine nccl: it moves tensors of CUDA devices; use --device cuda, or --engine mpi");
+        }
         config.device.check_built()?;
         Ok(config)
+    }
+
+    /// What is given, else what the engine is for.
+    fn device(&self) -> DeviceKind {
+        let natural = match self.engine {
+            Some(Engine::Nccl) => DeviceKind::Cuda,
+            _ => DeviceKind::default(),
+        };
+        self.device.unwrap_or(natural)
     }
 
     /// What this process is in the run. With processes for ranks, their number is that of the ranks if no flag says so.
@@ -243,7 +255,14 @@ impl RunConfig {
                 any.then(|| Device::wgpu(Default::default())).into_iter().collect()
             }
             #[cfg(feature = "cuda")]
-            DeviceKind::Cuda => Device::enumerate(DeviceType::Cuda).to_vec(),
+            DeviceKind::Cuda => {
+                let all = Device::enumerate(DeviceType::Cuda).to_vec();
+                let own = burn_sp::Engine::from(self.engine).cuda_device().map_err(engine_fault)?;
+                match own {
+                    Some(own) => all.into_iter().skip(own).take(1).collect(),
+                    None => all,
+                }
+            }
             #[allow(unreachable_patterns, reason = "refused above")]
             _ => Vec::new(),
         };

@@ -1,53 +1,53 @@
 //! A call of a collective, as the engine's thread sees it.
 
 use super::area::Area;
+use super::header::Encoded;
 use super::world::Group;
 use crate::copy::Output;
 use crate::engines::shared::activity;
 use crate::engines::shared::fingerprint::Fingerprint;
 use crate::engines::shared::lock;
-use crate::exchange::{Exchange, Piece, Place};
-use crate::{Buffer, Collective, CommError};
+use crate::exchange::Place;
+use crate::{Buffer, CommError};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The messages of a call, by rank within the group. Messages without bytes are not sent.
-#[derive(Default)]
+/// What goes to whom in a call, by rank within the group: areas in the order of the receiver's plan.
 pub struct Round {
     pub sends: Vec<Vec<Area>>,
     pub receives: Vec<Vec<Area>>,
+    /// Memory that areas lie in and that is nobody else's.
+    pub packed: Vec<Output>,
 }
 
 impl Round {
-    /// Whole tensors go to those who receive them; what comes in is not known yet.
-    pub fn handing_over(op: &Collective, buffers: &[Buffer], size: usize, rank: usize) -> Round {
-        let mut sends = vec![Vec::new(); size];
-        for (receiver, sends) in sends.iter_mut().enumerate().filter(|(receiver, _)| *receiver != rank) {
-            if op.sender(receiver, size) == Some(rank) {
-                let whole = |buffer: &Buffer| Area::of_buffer(buffer, &vec![0; buffer.shape().len()], buffer.shape());
-                sends.extend(buffers.iter().map(whole));
-            }
-        }
+    pub fn new(size: usize) -> Round {
         Round {
-            sends,
+            sends: vec![Vec::new(); size],
             receives: vec![Vec::new(); size],
+            packed: Vec::new(),
         }
     }
+}
 
-    /// What the others need of these tensors; nothing comes in yet.
-    pub fn sending(exchange: &Exchange, buffers: &[Buffer]) -> Round {
-        let areas = |pieces: &Vec<Piece>| {
-            pieces
-                .iter()
-                .map(|piece| Area::of_buffer(&buffers[piece.transfer], &piece.start, &piece.shape))
-                .collect()
-        };
-        Round {
-            sends: exchange.sends.iter().map(areas).collect(),
-            receives: vec![Vec::new(); exchange.receives.len()],
-        }
+/// The messages in which areas of these bytes travel between two ranks: both sides know the bytes, so they agree.
+///
+/// Areas travel one by one, as libraries move a run of bytes from one process to another in a single copy; many small
+/// ones travel together.
+pub fn messages(bytes: &[usize]) -> Vec<Range<usize>> {
+    const FEW: usize = 8;
+    const LARGE: usize = 32 << 10;
+    let total: usize = bytes.iter().sum();
+    if total == 0 {
+        return Vec::new();
     }
+    if bytes.len() <= FEW || total / bytes.len() >= LARGE {
+        let filled = (0..bytes.len()).filter(|area| bytes[*area] > 0);
+        return filled.map(|area| area..area + 1).collect();
+    }
+    vec![0..bytes.len()]
 }
 
 /// The memory that a call writes: results, and terms of sums by their place.
@@ -135,13 +135,13 @@ pub struct Call {
     /// The fingerprints that have come.
     pub heard: HashMap<usize, Fingerprint>,
     /// Bytes of fingerprints that have come in part or are to come.
-    pub headers: HashMap<usize, (Box<[u8]>, Box<[u8]>)>,
-    /// Messages that this rank waits for, by sender.
-    pub incoming: Vec<bool>,
+    pub headers: HashMap<usize, Encoded>,
+    /// How many messages with tensors this rank waits for, by sender.
+    pub incoming: Vec<usize>,
     /// Messages that are not over: fingerprints and tensors on their way out.
     pub outgoing: usize,
     /// Own fingerprint, as it is sent.
-    pub encoded: (Vec<u8>, Vec<u8>),
+    pub encoded: Encoded,
 }
 
 impl Call {
@@ -155,7 +155,11 @@ impl Call {
         slot: Arc<Slot>,
     ) -> Call {
         let size = group.ranks.len();
-        let incoming = round.receives.iter().map(|areas| bytes(areas) > 0).collect();
+        let incoming = round
+            .receives
+            .iter()
+            .map(|areas| messages(&bytes(areas)).len())
+            .collect();
         Call {
             group,
             rank,
@@ -194,7 +198,9 @@ impl Call {
             Needs::Sender(sender) => !self.awaited[sender],
             Needs::Nobody => true,
         };
-        fingerprints && !self.incoming.contains(&true) && (self.fingerprint.is_some() || self.outgoing == 0)
+        fingerprints
+            && self.incoming.iter().all(|messages| *messages == 0)
+            && (self.fingerprint.is_some() || self.outgoing == 0)
     }
 
     /// Whether there is nothing left to do for anyone.
@@ -219,7 +225,7 @@ impl Call {
     }
 }
 
-/// The bytes of a message.
-pub fn bytes(areas: &[Area]) -> usize {
-    areas.iter().map(Area::bytes).sum()
+/// Of every area.
+pub fn bytes(areas: &[Area]) -> Vec<usize> {
+    areas.iter().map(Area::bytes).collect()
 }

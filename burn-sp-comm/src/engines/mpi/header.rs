@@ -9,13 +9,16 @@ pub const FIRST: usize = 1024;
 const LENGTH: usize = 4;
 
 /// The messages of a fingerprint: one of [`FIRST`] bytes, and the rest, if there is one.
-pub fn encode(fingerprint: &Fingerprint) -> Result<(Vec<u8>, Vec<u8>), String> {
+pub type Encoded = (Box<[u8]>, Box<[u8]>);
+
+/// The messages of a fingerprint.
+pub fn encode(fingerprint: &Fingerprint) -> Result<Encoded, String> {
     let bytes = postcard::to_stdvec(fingerprint).map_err(|error| error.to_string())?;
     let mut first = vec![0; FIRST];
     first[..LENGTH].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
     let fits = bytes.len().min(FIRST - LENGTH);
     first[LENGTH..LENGTH + fits].copy_from_slice(&bytes[..fits]);
-    Ok((first, bytes[fits..].to_vec()))
+    Ok((first.into(), bytes[fits..].into()))
 }
 
 /// How long the rest is of which this is the first message.

@@ -1,16 +1,16 @@
 //! The rank's own end of a call: where its results lie, what of them it adds or copies itself, and the waiting.
 
 use super::area::Area;
-use super::call::{Call, Landing, Round, Slot};
+use super::call::{Call, Landing, Needs, Round, Slot, bytes, messages};
 use super::progress::Command;
 use super::world::{Devices, Group, World};
 use crate::copy::{Output, dense, write};
 use crate::engines::shared::activity;
 use crate::engines::shared::seat::{Posted, World as _};
 use crate::engines::shared::{names, text};
-use crate::exchange::{Exchange, Place, all_reduce_steps};
+use crate::exchange::{Exchange, Piece, Place, all_reduce_steps};
 use crate::plan::{Plan, Source, Tile};
-use crate::{Buffer, Collective, CommError, Parts};
+use crate::{Buffer, Collective, CommError, DeviceTensor, Parts};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,8 @@ impl Own {
     }
 }
 
-/// The messages of an exchange: straight into the results where a box has one source, else beside them.
+/// What an exchange sends and receives: from where the tensors lie and to where the results do, where a box is a run of
+/// bytes there; else it is packed and unpacked. Terms of sums come in beside the results.
 fn lay_out(
     mut outputs: Vec<(Output, Vec<usize>)>,
     plans: &[Plan],
@@ -92,27 +93,83 @@ fn lay_out(
     buffers: &[Buffer],
 ) -> (Landing, Round) {
     let targets: Vec<_> = outputs.iter_mut().map(|(output, _)| output.target()).collect();
-    let mut round = Round::sending(exchange, buffers);
+    let mut round = Round::new(exchange.sends.len());
+    for (areas, pieces) in round.sends.iter_mut().zip(&exchange.sends) {
+        *areas = outgoing(pieces, buffers, &mut round.packed);
+    }
     let mut landing = Landing {
         outputs,
         ..Landing::default()
     };
     for (areas, places) in round.receives.iter_mut().zip(&exchange.receives) {
-        for place in places {
-            let tile = &plans[place.transfer].tiles[place.tile];
-            let target = &targets[place.transfer];
-            areas.push(match tile.sources[..] {
-                [_] => Area::of_target(target, &tile.start, &tile.shape),
-                _ => {
-                    let mut term = Output::new(&tile.shape, target.dtype);
-                    let area = Area::of_target(&term.target(), &vec![0; tile.shape.len()], &tile.shape);
-                    landing.terms.insert(*place, (term, tile.shape.clone()));
-                    area
-                }
-            });
+        let tile = |place: &Place| &plans[place.transfer].tiles[place.tile];
+        let into = |place: &Place| Area::of_target(&targets[place.transfer], &tile(place).start, &tile(place).shape);
+        areas.extend(places.iter().map(into));
+        let one_by_one = go_one_by_one(areas);
+        for (area, place) in areas.iter_mut().zip(places) {
+            let tile = tile(place);
+            if tile.sources.len() > 1 || one_by_one && !area.is_dense() {
+                let mut term = Output::new(&tile.shape, targets[place.transfer].dtype);
+                *area = Area::of_target(&term.target(), &vec![0; tile.shape.len()], &tile.shape);
+                landing.terms.insert(*place, (term, tile.shape.clone()));
+            }
         }
     }
     (landing, round)
+}
+
+fn go_one_by_one(areas: &[Area]) -> bool {
+    messages(&bytes(areas)).iter().all(|message| message.len() == 1)
+}
+
+/// A copy of a box, its elements in a row.
+fn pack(buffer: &Buffer, piece: &Piece) -> Output {
+    let mut packed = Output::new(&piece.shape, buffer.dtype());
+    let tile = Tile {
+        start: vec![0; piece.shape.len()],
+        shape: piece.shape.clone(),
+        sources: vec![Source {
+            rank: 0,
+            start: piece.start.clone(),
+        }],
+    };
+    // SAFETY: the tile is all of the output, of which no one else knows.
+    unsafe { write(&tile, &[Some(buffer)], &packed.target()) };
+    packed
+}
+
+/// From where boxes of these tensors are sent.
+fn outgoing(pieces: &[Piece], buffers: &[Buffer], packed: &mut Vec<Output>) -> Vec<Area> {
+    let of = |piece: &Piece| Area::of_buffer(&buffers[piece.transfer], &piece.start, &piece.shape);
+    let mut areas: Vec<_> = pieces.iter().map(of).collect();
+    if go_one_by_one(&areas) {
+        for (area, piece) in areas.iter_mut().zip(pieces).filter(|(area, _)| !area.is_dense()) {
+            let mut copy = pack(&buffers[piece.transfer], piece);
+            *area = Area::of_target(&copy.target(), &vec![0; piece.shape.len()], &piece.shape);
+            packed.push(copy);
+        }
+    }
+    areas
+}
+
+/// What this rank hands over to others; what others hand over to it is not known yet.
+pub fn hand_over(op: &Collective, buffers: &[Buffer], size: usize, rank: usize) -> Round {
+    let mut round = Round::new(size);
+    let whole = |(transfer, buffer): (usize, &Buffer)| Piece {
+        transfer,
+        start: vec![0; buffer.shape().len()],
+        shape: buffer.shape().to_vec(),
+    };
+    let pieces: Vec<_> = buffers.iter().enumerate().map(whole).collect();
+    let others = (0..size).filter(|other| *other != rank);
+    for receiver in others.filter(|other| op.sender(*other, size) == Some(rank)) {
+        round.sends[receiver] = match round.sends.iter().find(|areas| !areas.is_empty()) {
+            // Of a broadcast: the same to everyone.
+            Some(areas) => areas.clone(),
+            None => outgoing(&pieces, buffers, &mut round.packed),
+        };
+    }
+    round
 }
 
 /// The tensor in one dimension.
@@ -133,7 +190,12 @@ fn complete(plans: &[Plan], buffers: &[Buffer], rank: usize, landing: &mut Landi
     for (transfer, plan) in plans.iter().enumerate() {
         let target = landing.outputs[transfer].0.target();
         for (index, tile) in plan.tiles.iter().enumerate() {
-            if tile.sources.len() == 1 && tile.sources[0].rank != rank {
+            let place = |source| Place {
+                transfer,
+                tile: index,
+                source,
+            };
+            if tile.sources.len() == 1 && tile.sources[0].rank != rank && !landing.terms.contains_key(&place(0)) {
                 continue; // It was received there.
             }
             let mut sources = Vec::new();
@@ -142,12 +204,10 @@ fn complete(plans: &[Plan], buffers: &[Buffer], rank: usize, landing: &mut Landi
                 let (term, start) = if from.rank == rank {
                     (buffers[transfer].clone(), from.start.clone())
                 } else {
-                    let place = Place {
-                        transfer,
-                        tile: index,
-                        source,
-                    };
-                    let (term, shape) = landing.terms.remove(&place).expect("every term has been received");
+                    let (term, shape) = landing
+                        .terms
+                        .remove(&place(source))
+                        .expect("every term has been received");
                     let start = vec![0; shape.len()];
                     // SAFETY: the message that filled it is over.
                     (unsafe { term.finish(shape) }, start)
@@ -211,10 +271,7 @@ impl UnderWay {
     /// The second round of a large all-reduce: everyone gets everyone's part of the sums.
     fn gather_sums(&self, mut landing: Landing, buffers: &[Buffer], deadline: Instant) -> Result<Landing, CommError> {
         let size = self.group.ranks.len();
-        let mut round = Round {
-            sends: vec![Vec::new(); size],
-            receives: vec![Vec::new(); size],
-        };
+        let mut round = Round::new(size);
         for ((output, _), buffer) in landing.outputs.iter_mut().zip(buffers) {
             let parts = Parts::contiguous(buffer.num_elements(), size);
             let target = output.target();
@@ -227,7 +284,7 @@ impl UnderWay {
                 round.receives[other].push(area(other));
             }
         }
-        let slot = Slot::new(&self.group.ranks, self.rank, &super::call::Needs::Everyone);
+        let slot = Slot::new(&self.group.ranks, self.rank, &Needs::Everyone);
         let second = Call::new(
             self.group.clone(),
             self.rank,
@@ -274,7 +331,7 @@ fn onto_devices(results: Vec<Buffer>, devices: &Devices) -> Result<Vec<Buffer>, 
     let back = |(result, device): (Buffer, &Option<_>)| match device {
         None => Ok(result),
         Some(device) => {
-            let device: &Arc<dyn crate::DeviceTensor> = device;
+            let device: &Arc<dyn DeviceTensor> = device;
             device.upload(result).map(Buffer::on_device)
         }
     };

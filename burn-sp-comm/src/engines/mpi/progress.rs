@@ -6,7 +6,7 @@
 //! seldom while someone is late, and sleeps while there is nothing to do.
 
 use super::area::Area;
-use super::call::{Call, bytes};
+use super::call::{Call, bytes, messages};
 use super::header::{FIRST, decode, encode, rest};
 use super::library::{Fault, Library, Requests};
 use super::world::Group;
@@ -114,7 +114,7 @@ pub struct Engine {
     calls: HashMap<u64, Call>,
     next: u64,
     /// Calls of groups whose channel is not known.
-    unfounded: Vec<Box<Call>>,
+    unfounded: Vec<Call>,
     /// Groups that wait for a channel, and channels that wait for their group, by the group's number.
     asked: HashMap<u64, Arc<Group>>,
     told: HashMap<u64, Founding>,
@@ -185,7 +185,7 @@ impl Engine {
         let moving = self
             .calls
             .values()
-            .any(|call| call.outgoing > 0 || call.incoming.contains(&true));
+            .any(|call| call.outgoing > 0 || call.incoming.iter().any(|messages| *messages > 0));
         let quiet = self.last.elapsed();
         let pause = match moving {
             true if quiet < MOVING => Duration::ZERO,
@@ -218,7 +218,7 @@ impl Engine {
                 Ok(())
             }
             Command::Found(group) => self.found(group),
-            Command::Call(call) => self.begin(call),
+            Command::Call(call) => self.begin(*call),
             Command::Drain(reply) => {
                 self.draining.push(reply);
                 Ok(())
@@ -310,7 +310,7 @@ impl Engine {
 
     // ---- calls ----
 
-    fn begin(&mut self, mut call: Box<Call>) -> Result<(), Fault> {
+    fn begin(&mut self, mut call: Call) -> Result<(), Fault> {
         let Some(&channel) = call.group.channel.get() else {
             self.unfounded.push(call);
             return Ok(());
@@ -319,7 +319,7 @@ impl Engine {
         self.next += 1;
         let (rank, sequence) = (call.rank, call.call.sequence);
         let Some(fingerprint) = &call.fingerprint else {
-            self.calls.insert(number, *call);
+            self.calls.insert(number, call);
             for member in 0..self.calls[&number].group.ranks.len() {
                 self.exchange(number, member)?;
             }
@@ -348,7 +348,7 @@ impl Engine {
                 }
             }
         }
-        self.calls.insert(number, *call);
+        self.calls.insert(number, call);
         self.look(number)
     }
 
@@ -364,20 +364,20 @@ impl Engine {
             Kind::Second
         };
         let (peer, sequence) = (call.group.ranks[member], call.call.sequence);
-        let (sends, receives) = (&call.round.sends[member], &call.round.receives[member]);
-        let (sending, receiving) = (bytes(sends) > 0, bytes(receives) > 0);
-        call.outgoing += usize::from(sending);
-        call.incoming[member] = receiving;
-        let (sends, receives) = (sends.clone(), receives.clone());
+        let (sends, receives) = (call.round.sends[member].clone(), call.round.receives[member].clone());
+        let (outgoing, incoming) = (messages(&bytes(&sends)), messages(&bytes(&receives)));
+        call.outgoing += outgoing.len();
+        call.incoming[member] = incoming.len();
+        // Messages of one kind between two ranks arrive in the order in which they were sent.
         let tag = self.tag(channel, sequence, kind);
-        if receiving {
+        for message in incoming {
             // SAFETY: the call keeps the memory of its results until all its messages are over.
-            let request = unsafe { self.library.receive(&receives, Some(peer), tag) }?;
+            let request = unsafe { self.library.receive(&receives[message], Some(peer), tag) }?;
             self.requests.push(request, Message::Tensors { call: number, member });
         }
-        if sending {
+        for message in outgoing {
             // SAFETY: the call keeps its inputs, which nobody changes, until all its messages are over.
-            let request = unsafe { self.library.send(&sends, peer, tag) }?;
+            let request = unsafe { self.library.send(&sends[message], peer, tag) }?;
             self.requests.push(request, Message::Sent { call: number });
         }
         Ok(())
@@ -395,7 +395,7 @@ impl Engine {
                 Message::HeaderRest { call, member } => self.agree(call, member)?,
                 Message::Tensors { call, member } => {
                     if let Some(call) = self.calls.get_mut(&call) {
-                        call.incoming[member] = false;
+                        call.incoming[member] -= 1;
                     }
                     self.look(call)?;
                 }
@@ -489,7 +489,7 @@ impl Engine {
             return Ok(());
         };
         for (member, rank) in call.group.ranks.iter().enumerate() {
-            if !call.awaited[member] && !call.incoming[member] {
+            if !call.awaited[member] && call.incoming[member] == 0 {
                 call.slot.arrived(*rank);
             }
         }
@@ -557,7 +557,7 @@ impl Engine {
             return;
         };
         let begun = std::mem::take(&mut self.calls).into_values();
-        let waiting = std::mem::take(&mut self.unfounded).into_iter().map(|call| *call);
+        let waiting = std::mem::take(&mut self.unfounded).into_iter();
         for call in begun.chain(waiting) {
             call.slot.end(Err(error.clone()));
             std::mem::forget(call);

@@ -1,11 +1,9 @@
 //! This process's rank in the world: groups, and calls on their way to the engine's thread.
 
-use super::area::Area;
-use super::call::{Call, Landing, Needs, Round, Slot};
-use super::posting::{Own, UnderWay};
+use super::call::{Call, Landing, Needs, Slot};
+use super::posting::{Own, UnderWay, hand_over};
 use super::progress::Command;
 use crate::buffer::Storage;
-use crate::copy::dense;
 use crate::engines::processes::Control;
 use crate::engines::shared::activity::Activity;
 use crate::engines::shared::counters::Counters;
@@ -136,7 +134,7 @@ impl seat::World for World {
         };
         let (own, landing, round) = match sender {
             Some(_) => {
-                let round = Round::handing_over(&ops[0], &buffers, size, rank);
+                let round = hand_over(&ops[0], &buffers, size, rank);
                 (Own::Kept(buffers.clone()), Landing::default(), round)
             }
             None => Own::place(&ops, plans, &buffers, size, rank)?,
@@ -184,7 +182,7 @@ fn into_host(buffers: impl Iterator<Item = Buffer>) -> Result<(Vec<Buffer>, Devi
     for buffer in buffers {
         match buffer.storage() {
             Storage::Host(_) => {
-                host.push(well_laid(buffer)?);
+                host.push(buffer);
                 devices.push(None);
             }
             Storage::Device(tensor) => {
@@ -194,15 +192,4 @@ fn into_host(buffers: impl Iterator<Item = Buffer>) -> Result<(Vec<Buffer>, Devi
         }
     }
     Ok((host, devices))
-}
-
-/// The tensor, or a dense copy where its elements lie too far apart for a library to collect them one by one.
-fn well_laid(buffer: Buffer) -> Result<Buffer, CommError> {
-    const SHORTEST: usize = 64;
-    let whole = Area::of_buffer(&buffer, &vec![0; buffer.shape().len()], buffer.shape());
-    if whole.is_dense() || whole.run >= SHORTEST {
-        Ok(buffer)
-    } else {
-        dense(&buffer)
-    }
 }

@@ -76,20 +76,15 @@ impl Control {
     pub fn join(rank: usize, size: usize, timeout: Duration, hub: &Address) -> Result<Arc<Control>, CommError> {
         let failed = |what: String| CommError::failed(rank, what);
         let deadline = Instant::now() + timeout;
-        let line = connect(&hub.addresses, deadline).map_err(|error| {
+        let cookie = hub.cookie;
+        let line = connect(&hub.addresses, deadline, &ToHub::Hello { cookie, rank }).map_err(|error| {
             failed(format!(
                 "rank 0 cannot be reached on any of {:?}: {error}; open its ports to the other hosts",
                 hub.addresses
             ))
         })?;
-        let cookie = hub.cookie;
-        let (mut line, mut ear) = line
-            .set_nodelay(true)
-            .and_then(|()| line.set_write_timeout(Some(WORD)))
-            .and_then(|()| line.try_clone())
-            .map(|ear| (line, ear))
-            .map_err(|error| failed(format!("its line to rank 0: {error}")))?;
-        send(&mut line, &ToHub::Hello { cookie, rank })
+        let mut ear = line
+            .try_clone()
             .map_err(|error| failed(format!("its line to rank 0: {error}")))?;
         let control = Arc::new(Control {
             rank,
@@ -279,6 +274,7 @@ impl Control {
                 return self.tell(&ToHub::Doing(doing));
             }
             ToRank::Failed(error) => return drop(self.set_failure(error)),
+            ToRank::Admitted => {}
             ToRank::Welcome => lock(&self.news).welcome = true,
             ToRank::AllEnded => lock(&self.news).all_ended = true,
             ToRank::Finished { rank, called } => {
@@ -359,12 +355,13 @@ impl Control {
     }
 }
 
-/// The first of the addresses that answers.
-fn connect(addresses: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+/// A line to the first of the addresses where the hub is: others of them may lead to a stranger, such as the loopback
+/// address of another host.
+fn connect(addresses: &[SocketAddr], deadline: Instant, hello: &ToHub) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "it gave no address");
     while Instant::now() < deadline {
         for address in addresses {
-            match TcpStream::connect_timeout(address, Duration::from_secs(2)) {
+            match greet(address, hello) {
                 Ok(line) => return Ok(line),
                 Err(error) => last = error,
             }
@@ -372,4 +369,19 @@ fn connect(addresses: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream>
         std::thread::sleep(Duration::from_millis(20));
     }
     Err(last)
+}
+
+fn greet(address: &SocketAddr, hello: &ToHub) -> io::Result<TcpStream> {
+    let mut line = TcpStream::connect_timeout(address, WORD)?;
+    line.set_nodelay(true)?;
+    line.set_write_timeout(Some(WORD))?;
+    line.set_read_timeout(Some(WORD))?;
+    send(&mut line, hello)?;
+    match receive(&mut line)? {
+        ToRank::Admitted => {
+            line.set_read_timeout(None)?;
+            Ok(line)
+        }
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "someone else answers there")),
+    }
 }

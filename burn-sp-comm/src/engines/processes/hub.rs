@@ -109,6 +109,7 @@ fn admit(listener: &TcpListener, size: usize, cookie: u64, deadline: Instant, ev
         let ready = line
             .set_read_timeout(None)
             .and_then(|()| line.set_write_timeout(Some(STUCK)))
+            .and_then(|()| send(&mut line, &ToRank::Admitted))
             .and_then(|()| line.try_clone());
         let Ok(mut ear) = ready else { continue };
         let events = events.clone();

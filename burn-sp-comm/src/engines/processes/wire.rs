@@ -36,6 +36,8 @@ pub enum ToHub {
 /// From the hub to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToRank {
+    /// The answer to [`ToHub::Hello`]: the rank has found its hub.
+    Admitted,
     /// All ranks are there.
     Welcome,
     /// Everyone is asked, to report on someone who is late or has died.
