@@ -108,7 +108,7 @@ fn every_operation() {
 }
 
 #[test]
-fn ranks_must_agree_where_their_tensors_are() {
+fn ranks_must_agree_where_their_tensors_are_on_threads() {
     let error = world(2, |comm| {
         let buffer = match comm.rank() {
             0 => Buffer::from_slice(&[1.0f32], [1]),
@@ -131,7 +131,7 @@ fn ranks_must_agree_where_their_tensors_are() {
 
 #[test]
 fn one_call_has_its_tensors_in_one_place() {
-    let error = world(1, |comm| {
+    let errors = world(1, |comm| {
         let transfer = |buffer| Transfer {
             op: Collective::AllReduce,
             buffer,
@@ -142,7 +142,14 @@ fn one_call_has_its_tensors_in_one_place() {
         ];
         comm.run(both, Site::here()).map(|_| ()).unwrap_err()
     })
-    .unwrap()
-    .remove(0);
-    assert!(error.to_string().contains("in host memory and on a device"), "{error}");
+    .unwrap();
+    for error in errors {
+        assert!(error.to_string().contains("in host memory and on a device"), "{error}");
+    }
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn over_mpi() {
+    again_over_mpi(4, &["on_threads"]);
 }

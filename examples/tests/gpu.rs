@@ -47,6 +47,35 @@ fn a_transformer_trains_as_on_the_cpu() {
     }
 }
 
+/// Tensors of the device go through host memory where ranks are processes.
+#[cfg(feature = "mpi")]
+#[test]
+fn processes_train_as_on_the_cpu() {
+    let cpu = run("--device flex --ranks 1 --batch 2");
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-processes.json");
+    let line = "--hidden 32 --layers 2 --heads 4 --kv-heads 2 --seq-len 61 --steps 10 --lr 0.01 --dropout 0.1 --timeout 60 \
+                --engine mpi --device wgpu --ulysses 2 --batch 2 --report";
+    let output = Command::new("mpirun")
+        .args(["--oversubscribe", "--bind-to", "none", "-n", "2"])
+        // Open MPI refuses root, as whom containers run, unless both are set.
+        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+        .arg(env!("CARGO_BIN_EXE_train-transformer"))
+        .args(line.split_whitespace())
+        .arg(&file)
+        .output()
+        .expect("mpirun is installed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let gpu: Report = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    for (a, b) in cpu.steps.iter().zip(&gpu.steps) {
+        assert!(
+            (a.loss - b.loss).abs() <= 1e-3 * a.loss,
+            "step {}: {a:?} and {b:?}",
+            a.step
+        );
+    }
+    assert_eq!(gpu.memory.peak_bytes_per_rank.len(), 2);
+}
+
 #[test]
 fn a_missing_driver_is_one_line() {
     let output = Command::new(env!("CARGO_BIN_EXE_train-transformer"))

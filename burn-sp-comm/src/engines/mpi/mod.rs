@@ -15,10 +15,12 @@
 
 mod area;
 mod call;
+mod groups;
 mod header;
 mod library;
 mod posting;
 mod progress;
+mod tags;
 mod world;
 
 use super::processes::{Address, Control, Hub, Reported, report_on};
@@ -27,7 +29,7 @@ use super::shared::seat::Seat;
 use crate::{CommError, Communicator};
 use library::Library;
 use progress::{Command, Engine, SHARED};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -87,7 +89,7 @@ pub fn launch<T>(config: &MpiConfig, body: impl FnOnce(Arc<dyn Communicator>) ->
         .map_err(|error| failed("the thread that guards it cannot be started", error))?;
     engine.tell(Command::Launch(control.clone()))?;
 
-    let everyone = Group::everyone(size);
+    let everyone = Group::everyone(size, engine.launches.fetch_add(1, Ordering::Relaxed));
     let world = World::new(control.clone(), engine.commands(), &everyone);
     let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
     let outcome = panics::caught(rank, || body(comm)).and_then(|result| {
@@ -122,6 +124,8 @@ struct Handle {
     rank: usize,
     size: usize,
     commands: Mutex<Sender<Command>>,
+    /// How many launches there were: the same on all ranks.
+    launches: AtomicU64,
 }
 
 /// Starts the engine's thread, once a process.
@@ -158,6 +162,7 @@ fn engine() -> Result<&'static Handle, CommError> {
             rank,
             size,
             commands: Mutex::new(commands),
+            launches: AtomicU64::new(0),
         })
     };
     match ENGINE.get_or_init(start) {

@@ -7,14 +7,15 @@
 
 use super::area::Area;
 use super::call::{Call, bytes, messages};
+use super::groups::Groups;
 use super::header::{FIRST, decode, encode, rest};
 use super::library::{Fault, Library, Requests};
+use super::tags::{Kind, tag};
 use super::world::Group;
 use crate::CommError;
 use crate::copy::Output;
 use crate::engines::processes::Control;
 use crate::engines::shared::fingerprint::Fingerprint;
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -42,26 +43,6 @@ pub enum Command {
 /// The most bytes that can be shared.
 pub const SHARED: usize = 4096;
 
-/// The kinds of messages, which share a group's channel.
-#[derive(Clone, Copy)]
-enum Kind {
-    Header,
-    HeaderRest,
-    First,
-    Second,
-}
-
-const KINDS: usize = 4;
-
-/// Calls of a group that can be under way at once without their messages being taken for one another's.
-const WINDOW: usize = 16;
-
-/// The tag of messages on new groups; those of channels come after it.
-const FOUND: usize = 0;
-
-/// The longest message on a new group: enough for some ten thousand members.
-const FOUND_BYTES: usize = 64 << 10;
-
 /// How long after the last event it looks again without pause: while tensors move, and while a rank is late.
 const MOVING: Duration = Duration::from_millis(2);
 const LATE: Duration = Duration::from_micros(50);
@@ -75,7 +56,7 @@ const LONG_PAUSE: Duration = Duration::from_micros(100);
 
 /// What a message is to whom.
 #[derive(Clone, Copy)]
-enum Message {
+pub(super) enum Message {
     /// To the call of this number: from or to a member.
     Header {
         call: u64,
@@ -96,34 +77,17 @@ enum Message {
     Founded,
 }
 
-/// The first member of a group says this to the others.
-#[derive(Serialize, Deserialize)]
-struct Founding {
-    id: u64,
-    ranks: Vec<usize>,
-    axis: String,
-    channel: usize,
-}
-
 /// The engine's thread.
 pub struct Engine {
-    library: Library,
+    pub(super) library: Library,
     commands: Receiver<Command>,
     control: Option<Arc<Control>>,
-    requests: Requests<Message>,
+    pub(super) requests: Requests<Message>,
     calls: HashMap<u64, Call>,
     next: u64,
     /// Calls of groups whose channel is not known.
-    unfounded: Vec<Call>,
-    /// Groups that wait for a channel, and channels that wait for their group, by the group's number.
-    asked: HashMap<u64, Arc<Group>>,
-    told: HashMap<u64, Founding>,
-    /// Where the next message on a new group comes in.
-    founding: Box<[u8]>,
-    /// Messages on new groups on their way out.
-    announcements: Vec<Vec<u8>>,
-    /// How many channels this rank has chosen.
-    chosen: usize,
+    pub(super) unfounded: Vec<Call>,
+    pub(super) groups: Groups,
     draining: Vec<Sender<()>>,
     /// A call on which members disagree, in what, and since when that is known.
     dispute: Option<(u64, &'static str, Instant)>,
@@ -141,11 +105,7 @@ impl Engine {
             calls: HashMap::new(),
             next: 0,
             unfounded: Vec::new(),
-            asked: HashMap::new(),
-            told: HashMap::new(),
-            founding: vec![0; FOUND_BYTES].into(),
-            announcements: Vec::new(),
-            chosen: 0,
+            groups: Groups::new(),
             draining: Vec::new(),
             dispute: None,
             last: Instant::now(),
@@ -179,7 +139,7 @@ impl Engine {
     /// The next command; waits for it as long as the messages allow.
     fn command(&mut self) -> Result<Option<Command>, ()> {
         let idle = self.calls.is_empty() && self.unfounded.is_empty() && self.draining.is_empty();
-        if idle && self.announcements.is_empty() {
+        if idle && self.groups.is_idle() {
             return self.commands.recv().map(Some).map_err(drop);
         }
         let moving = self
@@ -227,90 +187,7 @@ impl Engine {
         }
     }
 
-    fn tag(&self, channel: usize, sequence: u64, kind: Kind) -> usize {
-        FOUND + 1 + (channel * WINDOW + sequence as usize % WINDOW) * KINDS + kind as usize
-    }
-
-    // ---- groups ----
-
-    fn expect_founding(&mut self) -> Result<(), Fault> {
-        let area = Area::dense(self.founding.as_mut_ptr(), FOUND_BYTES);
-        // SAFETY: the memory lives as long as the engine, and is looked at only when a message is over.
-        let request = unsafe { self.library.receive(&[area], None, FOUND) }?;
-        self.requests.push(request, Message::Founding);
-        Ok(())
-    }
-
-    fn found(&mut self, group: Arc<Group>) -> Result<(), Fault> {
-        let first = group.ranks.iter().min().copied();
-        if first != Some(self.library.rank) {
-            match self.told.remove(&group.id) {
-                Some(founding) => return self.settle(&group, &founding),
-                None => drop(self.asked.insert(group.id, group)),
-            }
-            return Ok(());
-        }
-        // Channel 0 is that of the world.
-        self.chosen += 1;
-        let channel = self.chosen * self.library.size + self.library.rank;
-        if self.tag(channel, WINDOW as u64 - 1, Kind::Second) > self.library.tags {
-            return Err(Fault::other(format!(
-                "this MPI library has tags up to {}, which is not enough for another group; keep groups instead of \
-                 making them anew",
-                self.library.tags
-            )));
-        }
-        group.channel.get_or_init(|| channel);
-        let founding = Founding {
-            id: group.id,
-            ranks: group.ranks.clone(),
-            axis: group.axis.to_string(),
-            channel,
-        };
-        let bytes = postcard::to_stdvec(&founding).map_err(|error| Fault::other(error.to_string()))?;
-        for rank in group.ranks.iter().filter(|rank| **rank != self.library.rank) {
-            self.announcements.push(bytes.clone());
-            let bytes = self
-                .announcements
-                .last_mut()
-                .map_or(&mut [][..], |bytes| &mut bytes[..]);
-            let area = Area::dense(bytes.as_mut_ptr(), bytes.len());
-            // SAFETY: announcements are kept until all of them are over.
-            let request = unsafe { self.library.send(&[area], *rank, FOUND) }?;
-            self.requests.push(request, Message::Founded);
-        }
-        self.resume()
-    }
-
-    /// Compares what this rank and the group's first member made of the group.
-    fn settle(&mut self, group: &Arc<Group>, founding: &Founding) -> Result<(), Fault> {
-        if group.ranks != founding.ranks || *group.axis != *founding.axis {
-            let first = founding.ranks.iter().min().copied().unwrap_or_default();
-            let report = format!(
-                "rank {first}: subgroup {:?} over {}; rank {}: subgroup {:?} over {}",
-                founding.ranks, founding.axis, self.library.rank, group.ranks, group.axis
-            );
-            self.fail(CommError::Mismatch {
-                difference: "subgroup".into(),
-                report,
-            });
-            return Ok(());
-        }
-        group.channel.get_or_init(|| founding.channel);
-        self.resume()
-    }
-
-    /// Begins the calls that waited for a channel.
-    fn resume(&mut self) -> Result<(), Fault> {
-        for call in std::mem::take(&mut self.unfounded) {
-            self.begin(call)?;
-        }
-        Ok(())
-    }
-
-    // ---- calls ----
-
-    fn begin(&mut self, mut call: Call) -> Result<(), Fault> {
+    pub(super) fn begin(&mut self, mut call: Call) -> Result<(), Fault> {
         let Some(&channel) = call.group.channel.get() else {
             self.unfounded.push(call);
             return Ok(());
@@ -333,7 +210,7 @@ impl Engine {
             // SAFETY: the call keeps these bytes until all its messages are over.
             let request = unsafe {
                 self.library
-                    .receive(&[area], Some(peer), self.tag(channel, sequence, Kind::Header))
+                    .receive(&[area], Some(peer), tag(channel, sequence, Kind::Header))
             }?;
             call.headers.insert(member, (first, Box::default()));
             self.requests.push(request, Message::Header { call: number, member });
@@ -342,7 +219,7 @@ impl Engine {
                 if !bytes.is_empty() {
                     let area = Area::dense(bytes.as_mut_ptr(), bytes.len());
                     // SAFETY: as above.
-                    let request = unsafe { self.library.send(&[area], peer, self.tag(channel, sequence, kind)) }?;
+                    let request = unsafe { self.library.send(&[area], peer, tag(channel, sequence, kind)) }?;
                     self.requests.push(request, Message::Sent { call: number });
                     call.outgoing += 1;
                 }
@@ -369,7 +246,7 @@ impl Engine {
         call.outgoing += outgoing.len();
         call.incoming[member] = incoming.len();
         // Messages of one kind between two ranks arrive in the order in which they were sent.
-        let tag = self.tag(channel, sequence, kind);
+        let tag = tag(channel, sequence, kind);
         for message in incoming {
             // SAFETY: the call keeps the memory of its results until all its messages are over.
             let request = unsafe { self.library.receive(&receives[message], Some(peer), tag) }?;
@@ -405,16 +282,8 @@ impl Engine {
                     }
                     self.look(call)?;
                 }
-                Message::Founding => {
-                    let founding = postcard::from_bytes::<Founding>(&self.founding);
-                    self.expect_founding()?;
-                    let founding = founding.map_err(|error| Fault::other(error.to_string()))?;
-                    match self.asked.remove(&founding.id) {
-                        Some(group) => self.settle(&group, &founding)?,
-                        None => drop(self.told.insert(founding.id, founding)),
-                    }
-                }
-                Message::Founded => {}
+                Message::Founding => self.founding_came()?,
+                Message::Founded => self.founding_went(),
             }
         }
         if let Some((number, difference, since)) = self.dispute
@@ -448,7 +317,7 @@ impl Engine {
         }
         *more = vec![0; missing].into();
         let area = Area::dense(more.as_mut_ptr(), missing);
-        let tag = self.tag(channel, sequence, Kind::HeaderRest);
+        let tag = tag(channel, sequence, Kind::HeaderRest);
         // SAFETY: the call keeps these bytes until all its messages are over.
         let request = unsafe { self.library.receive(&[area], Some(peer), tag) }?;
         self.requests
@@ -501,13 +370,8 @@ impl Engine {
         if call.is_over() {
             self.calls.remove(&number);
         }
-        if self.calls.is_empty() && self.unfounded.is_empty() {
-            self.announcements.clear();
-        }
         Ok(())
     }
-
-    // ---- endings ----
 
     /// Replies once nothing is under way. Ranks that have left owe nothing more.
     fn drain(&mut self) {
@@ -544,7 +408,7 @@ impl Engine {
         }
     }
 
-    fn fail(&self, error: CommError) {
+    pub(super) fn fail(&self, error: CommError) {
         if let Some(control) = &self.control {
             control.fail(error);
         }
@@ -563,7 +427,7 @@ impl Engine {
             std::mem::forget(call);
         }
         std::mem::forget(std::mem::replace(&mut self.requests, Requests::new()));
-        std::mem::forget(std::mem::take(&mut self.announcements));
+        std::mem::forget(std::mem::replace(&mut self.groups, Groups::new()));
         self.dispute = None;
         for reply in self.draining.drain(..) {
             // If nobody listens any more, the process is ending.

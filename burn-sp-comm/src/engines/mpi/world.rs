@@ -58,9 +58,9 @@ impl Group {
         })
     }
 
-    /// All ranks. Its channel needs no agreement.
-    pub fn everyone(size: usize) -> Arc<Self> {
-        let group = Group::new(0, (0..size).collect(), "world");
+    /// All ranks, in the process's `nth` launch. Its channel needs no agreement.
+    pub fn everyone(size: usize, nth: u64) -> Arc<Self> {
+        let group = Group::new(nth, (0..size).collect(), "world");
         group.channel.get_or_init(|| 0);
         group
     }
