@@ -2,6 +2,7 @@
 
 use super::area::Area;
 use super::header::Encoded;
+use super::posting::Sums;
 use super::world::Group;
 use crate::copy::Output;
 use crate::engines::shared::activity;
@@ -91,6 +92,11 @@ impl Slot {
         })
     }
 
+    /// More is needed of these global ranks.
+    pub fn expect(&self, ranks: impl IntoIterator<Item = usize>) {
+        lock(&self.state).missing.extend(ranks);
+    }
+
     /// All that was needed of this rank is there.
     pub fn arrived(&self, rank: usize) {
         lock(&self.state).missing.retain(|missing| *missing != rank);
@@ -138,8 +144,10 @@ pub struct Call {
     pub headers: HashMap<usize, Encoded>,
     /// How many messages with tensors this rank waits for, by sender.
     pub incoming: Vec<usize>,
-    /// Messages that are not over: fingerprints and tensors on their way out.
-    pub outgoing: usize,
+    /// How many messages to every member are not over: fingerprints and tensors on their way out.
+    pub outgoing: Vec<usize>,
+    /// Of an all-reduce: how its first round becomes the second.
+    pub sums: Option<Sums>,
     /// Own fingerprint, as it is sent.
     pub encoded: Encoded,
 }
@@ -174,18 +182,21 @@ impl Call {
             heard: HashMap::new(),
             headers: HashMap::new(),
             incoming,
-            outgoing: 0,
+            outgoing: vec![0; size],
+            sums: None,
             encoded: Default::default(),
         }
     }
 
-    /// Makes it a first round: fingerprints are compared before tensors travel. `inputs` are what is sent from.
-    pub fn compared(self, fingerprint: Fingerprint, needs: Needs, inputs: Vec<Buffer>) -> Call {
+    /// Makes it a first round: fingerprints are compared before tensors travel. `inputs` are what is sent from; `sums` make
+    /// the second round, if there is one.
+    pub fn compared(self, fingerprint: Fingerprint, needs: Needs, inputs: Vec<Buffer>, sums: Option<Sums>) -> Call {
         let awaited = (0..self.awaited.len()).map(|other| other != self.rank).collect();
         Call {
             fingerprint: Some(fingerprint),
             needs,
             inputs,
+            sums,
             awaited,
             ..self
         }
@@ -200,12 +211,21 @@ impl Call {
         };
         fingerprints
             && self.incoming.iter().all(|messages| *messages == 0)
-            && (self.fingerprint.is_some() || self.outgoing == 0)
+            && (self.fingerprint.is_some() || self.is_sent())
     }
 
     /// Whether there is nothing left to do for anyone.
     pub fn is_over(&self) -> bool {
-        self.landing.is_none() && self.outgoing == 0 && !self.awaited.contains(&true)
+        self.landing.is_none() && self.is_sent() && !self.awaited.contains(&true)
+    }
+
+    fn is_sent(&self) -> bool {
+        self.outgoing.iter().all(|messages| *messages == 0)
+    }
+
+    /// Whether tensors are on their way.
+    pub fn is_moving(&self) -> bool {
+        !self.is_sent() || self.incoming.iter().any(|messages| *messages > 0)
     }
 }
 

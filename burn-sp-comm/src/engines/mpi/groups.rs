@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The longest message on a new group: enough for some ten thousand members.
-const MOST: usize = 64 << 10;
+/// The longest message on a new group: enough for some thousands of members.
+const MOST: usize = 16 << 10;
 
 /// The first member of a group says this to the others.
 #[derive(Serialize, Deserialize)]
@@ -148,13 +148,5 @@ impl Engine {
         }
         group.channel.get_or_init(|| founding.channel);
         self.resume()
-    }
-
-    /// Begins the calls that waited for a channel.
-    fn resume(&mut self) -> Result<(), Fault> {
-        for call in std::mem::take(&mut self.unfounded) {
-            self.begin(call)?;
-        }
-        Ok(())
     }
 }

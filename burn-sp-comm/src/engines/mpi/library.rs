@@ -13,7 +13,10 @@ const BLOCK: usize = 1 << 30;
 
 /// An initialised MPI, and the communicator of all processes.
 pub struct Library {
-    universe: Universe,
+    universe: Option<Universe>,
+    /// For what all processes do together.
+    common: ffi::MPI_Comm,
+    /// For messages of the present launch.
     comm: ffi::MPI_Comm,
     pub rank: usize,
     pub size: usize,
@@ -81,7 +84,7 @@ impl Library {
             started.map_err(|fault| CommError::invalid(format!("mpi: {fault}")))?;
             let (mut bound, mut found): (*mut c_int, c_int) = (null_mut(), 0);
             let asked = ffi::MPI_Comm_get_attr(
-                comm,
+                ffi::RSMPI_COMM_WORLD,
                 ffi::MPI_TAG_UB as c_int,
                 (&raw mut bound).cast::<c_void>(),
                 &mut found,
@@ -93,7 +96,8 @@ impl Library {
                 32_767
             };
             Ok(Library {
-                universe,
+                universe: Some(universe),
+                common: comm,
                 comm,
                 rank: rank as usize,
                 size: size as usize,
@@ -103,8 +107,15 @@ impl Library {
     }
 
     /// Ends MPI, which waits until all processes do.
-    pub fn finish(self) {
-        drop(self.universe);
+    pub fn finish(&mut self) {
+        self.universe = None;
+    }
+
+    /// From now on no message meets one from before. All processes call it.
+    pub fn renew(&mut self) -> Result<(), Fault> {
+        // SAFETY: the communicator is valid, the new one is written.
+        let code = unsafe { ffi::MPI_Comm_dup(self.common, &mut self.comm) };
+        check("MPI_Comm_dup", code)
     }
 
     /// Sends `bytes` of rank 0 to every rank; all ranks call it, with equally many.
@@ -116,7 +127,7 @@ impl Library {
                 bytes.len() as c_int,
                 ffi::RSMPI_UINT8_T,
                 0,
-                self.comm,
+                self.common,
             )
         };
         check("MPI_Bcast", code)

@@ -23,16 +23,18 @@ mod progress;
 mod tags;
 mod world;
 
-use super::processes::{Address, Control, Hub, Reported, report_on};
-use super::shared::panics;
+use super::processes::{Address, Control, Hub, Reported, report_on, run};
 use super::shared::seat::Seat;
+use super::shared::{lock, panics};
 use crate::{CommError, Communicator};
 use library::Library;
 use progress::{Command, Engine, SHARED};
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 use world::{Group, World};
 
 /// How to run ranks as processes over MPI.
@@ -74,46 +76,40 @@ pub fn rank_and_size() -> Result<(usize, usize), CommError> {
 pub fn launch<T>(config: &MpiConfig, body: impl FnOnce(Arc<dyn Communicator>) -> T) -> Result<T, CommError> {
     let engine = engine()?;
     let (rank, size) = (engine.rank, engine.size);
-    let failed = |what: &str, error: std::io::Error| CommError::failed(rank, format!("{what}: {error}"));
-    // Until this launch has ended well, MPI is in no state to be ended in good order.
-    ENDED_WELL.store(false, Ordering::Relaxed);
-    let report = |reported| report_on(reported).map_err(|error| failed("its signal handler", error));
-    report(Reported::Starting { rank })?;
-    let (hub, address) = engine.meet(config.timeout)?;
-    let control = Control::join(rank, size, config.timeout, &address)?;
-    report(Reported::Running(control.clone()))?;
-    let guarded = control.clone();
-    std::thread::Builder::new()
-        .name("guard".into())
-        .spawn(move || guarded.guard())
-        .map_err(|error| failed("the thread that guards it cannot be started", error))?;
-    engine.tell(Command::Launch(control.clone()))?;
-
-    let everyone = Group::everyone(size, engine.launches.fetch_add(1, Ordering::Relaxed));
-    let world = World::new(control.clone(), engine.commands(), &everyone);
-    let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
-    let outcome = panics::caught(rank, || body(comm)).and_then(|result| {
+    let launches = engine.launches.fetch_add(1, Ordering::Relaxed);
+    // Until this launch has ended well, MPI is in no state to be ended in good order, or to begin another.
+    if !ENDED_WELL.swap(false, Ordering::Relaxed) && launches > 0 {
+        return Err(CommError::invalid(format!(
+            "rank {rank}: mpi: an earlier launch of this process has failed or has not ended; end the process"
+        )));
+    }
+    let met = engine.meet(config.timeout)?;
+    let outcome = run(rank, size, config.timeout, met, |control| {
+        *lock(&PRESENT) = Some(control.clone());
+        engine.tell(Command::Launch(control.clone()))?;
+        let everyone = Group::everyone(size, launches);
+        let world = World::new(control.clone(), engine.commands(), &everyone);
+        let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
+        let result = panics::caught(rank, || body(comm))?;
         control.announce_end(world.called());
         let (reply, drained) = channel();
         world.tell(Command::Drain(reply))?;
-        // The engine lives as long as the process, so it does reply.
-        let _ = drained.recv();
+        while drained.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
+            if let Some(error) = control.failure() {
+                return Err(error);
+            }
+        }
         control.await_all().map(|()| result)
     });
-    let outcome = outcome.map_err(|error| {
-        let error = control.fail(error);
-        control.give_up();
-        error
-    });
-    if let Some(hub) = hub {
-        hub.join();
-    }
-    if outcome.is_ok() {
-        report(Reported::Nothing)?;
-        ENDED_WELL.store(true, Ordering::Relaxed);
-    }
+    ENDED_WELL.store(outcome.is_ok(), Ordering::Relaxed);
     outcome
 }
+
+/// How long it waits before it looks whether the world has failed.
+const LONG: Duration = Duration::from_millis(100);
+
+/// The line to the hub of the present launch, or of the latest.
+static PRESENT: Mutex<Option<Arc<Control>>> = Mutex::new(None);
 
 /// Whether the latest launch has. A process that ends otherwise leaves MPI as it is, upon which the launcher ends the
 /// others: to end MPI in good order would be to wait for them.
@@ -144,7 +140,13 @@ fn engine() -> Result<&'static Handle, CommError> {
                 Ok(engine) => {
                     // Whoever started it waits for this.
                     let _ = ready.send(Ok((rank, size)));
-                    engine.run();
+                    // MPI may write to what it holds for as long as the process lives.
+                    let mut engine = ManuallyDrop::new(engine);
+                    if catch_unwind(AssertUnwindSafe(|| engine.run())).is_err()
+                        && let Some(control) = lock(&PRESENT).clone()
+                    {
+                        control.fail(CommError::failed(rank, "the thread of the MPI engine panicked"));
+                    }
                 }
                 Err(fault) => drop(ready.send(Err(CommError::failed(rank, format!("MPI: {fault}"))))),
             }
@@ -156,6 +158,8 @@ fn engine() -> Result<&'static Handle, CommError> {
         let (rank, size) = started
             .recv()
             .map_err(|_| CommError::invalid("mpi: the library could not be initialised"))??;
+        report_on(Reported::Starting { rank })
+            .map_err(|error| CommError::failed(rank, format!("its signal handler: {error}")))?;
         // SAFETY: the function lives as long as the program.
         unsafe { atexit(end_mpi) };
         Ok(Handle {
@@ -195,7 +199,7 @@ extern "C" fn end_mpi() {
 
 impl Handle {
     fn commands(&self) -> Sender<Command> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.commands).clone()
     }
 
     fn tell(&self, command: Command) -> Result<(), CommError> {
@@ -209,8 +213,7 @@ impl Handle {
         let failed = |what: String| CommError::failed(self.rank, what);
         let opened = match self.rank {
             0 => Some(
-                Hub::start(self.size, Instant::now() + timeout)
-                    .map_err(|error| failed(format!("no port can be opened: {error}")))?,
+                Hub::start(self.size, timeout).map_err(|error| failed(format!("no port can be opened: {error}")))?,
             ),
             _ => None,
         };

@@ -1,8 +1,7 @@
 //! The rank's own end of a call: where its results lie, what of them it adds or copies itself, and the waiting.
 
 use super::area::Area;
-use super::call::{Call, Landing, Needs, Round, Slot, bytes, messages};
-use super::progress::Command;
+use super::call::{Landing, Round, Slot, bytes, messages};
 use super::world::{Devices, Group, World};
 use crate::copy::{Output, dense, write};
 use crate::engines::shared::activity;
@@ -24,8 +23,15 @@ pub enum Own {
     Kept(Vec<Buffer>),
     /// Its tensors, and the plans of the results.
     Placed { buffers: Vec<Buffer>, plans: Vec<Plan> },
-    /// Its flat tensors, and of each flat sum its own part, which the others then get.
-    Summed { buffers: Vec<Buffer>, plans: Vec<Plan> },
+    /// Nothing: the engine's thread makes the sums, so that the others get them whether or not this rank waits.
+    Summed(Sums),
+}
+
+/// A large all-reduce: flat tensors, and of each flat sum this rank's own part, which the others then get.
+#[derive(Clone)]
+pub struct Sums {
+    buffers: Vec<Buffer>,
+    plans: Vec<Plan>,
 }
 
 impl Own {
@@ -73,14 +79,43 @@ impl Own {
         let transfers: Vec<_> = ops.iter().zip(flat.iter().map(Buffer::shape)).collect();
         let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
         let (landing, round) = lay_out(outputs, &plans, &exchange, &flat);
-        Ok((Own::Summed { buffers: flat, plans }, landing, round))
+        Ok((Own::Summed(Sums { buffers: flat, plans }), landing, round))
     }
 
     /// What the messages are sent from.
     pub fn inputs(&self) -> Vec<Buffer> {
         match self {
-            Own::Kept(buffers) | Own::Placed { buffers, .. } | Own::Summed { buffers, .. } => buffers.clone(),
+            Own::Kept(buffers) | Own::Placed { buffers, .. } | Own::Summed(Sums { buffers, .. }) => buffers.clone(),
         }
+    }
+
+    /// What the engine's thread needs for a second round.
+    pub fn sums(&self) -> Option<Sums> {
+        match self {
+            Own::Summed(sums) => Some(sums.clone()),
+            _ => None,
+        }
+    }
+}
+
+impl Sums {
+    /// This rank's parts, now that all terms are there, and the round in which everyone gets everyone's.
+    pub fn second_round(self, mut landing: Landing, size: usize, rank: usize) -> (Round, Landing) {
+        complete(&self.plans, &self.buffers, rank, &mut landing);
+        let mut round = Round::new(size);
+        for ((output, _), buffer) in landing.outputs.iter_mut().zip(&self.buffers) {
+            let parts = Parts::contiguous(buffer.num_elements(), size);
+            let target = output.target();
+            let area = |member: usize| {
+                let part = &parts.of(member)[0];
+                Area::of_target(&target, &[part.start], &[part.len()])
+            };
+            for other in (0..size).filter(|other| *other != rank) {
+                round.sends[other].push(area(rank));
+                round.receives[other].push(area(other));
+            }
+        }
+        (round, landing)
     }
 }
 
@@ -245,12 +280,8 @@ impl Posted for UnderWay {
     fn results(self: Box<Self>, deadline: Instant) -> Result<Vec<Buffer>, CommError> {
         let mut landing = self.await_slot(&self.slot, deadline)?;
         match &self.own {
-            Own::Kept(_) => {}
+            Own::Kept(_) | Own::Summed(_) => {}
             Own::Placed { buffers, plans } => complete(plans, buffers, self.rank, &mut landing),
-            Own::Summed { buffers, plans } => {
-                complete(plans, buffers, self.rank, &mut landing);
-                landing = self.gather_sums(landing, buffers, deadline)?;
-            }
         }
         let results: Vec<Buffer> = match self.own {
             Own::Kept(buffers) if landing.outputs.is_empty() => buffers,
@@ -268,35 +299,6 @@ impl Posted for UnderWay {
 }
 
 impl UnderWay {
-    /// The second round of a large all-reduce: everyone gets everyone's part of the sums.
-    fn gather_sums(&self, mut landing: Landing, buffers: &[Buffer], deadline: Instant) -> Result<Landing, CommError> {
-        let size = self.group.ranks.len();
-        let mut round = Round::new(size);
-        for ((output, _), buffer) in landing.outputs.iter_mut().zip(buffers) {
-            let parts = Parts::contiguous(buffer.num_elements(), size);
-            let target = output.target();
-            let area = |member: usize| {
-                let part = &parts.of(member)[0];
-                Area::of_target(&target, &[part.start], &[part.len()])
-            };
-            for other in (0..size).filter(|other| *other != self.rank) {
-                round.sends[other].push(area(self.rank));
-                round.receives[other].push(area(other));
-            }
-        }
-        let slot = Slot::new(&self.group.ranks, self.rank, &Needs::Everyone);
-        let second = Call::new(
-            self.group.clone(),
-            self.rank,
-            self.call.clone(),
-            round,
-            landing,
-            slot.clone(),
-        );
-        self.world.tell(Command::Call(Box::new(second)))?;
-        self.await_slot(&slot, deadline)
-    }
-
     fn await_slot(&self, slot: &Slot, deadline: Instant) -> Result<Landing, CommError> {
         // Failures are not signalled to every slot, so no sleep is long.
         const LONG: Duration = Duration::from_millis(50);

@@ -10,7 +10,7 @@ use super::call::{Call, bytes, messages};
 use super::groups::Groups;
 use super::header::{FIRST, decode, encode, rest};
 use super::library::{Fault, Library, Requests};
-use super::tags::{Kind, tag};
+use super::tags::{Kind, is_too_far, tag};
 use super::world::Group;
 use crate::CommError;
 use crate::copy::Output;
@@ -54,6 +54,9 @@ const HEARING: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_micros(50);
 const LONG_PAUSE: Duration = Duration::from_micros(100);
 
+/// The pauses while nothing is under way: some libraries send in later calls what they took in earlier ones.
+const IDLE: Duration = Duration::from_millis(10);
+
 /// What a message is to whom.
 #[derive(Clone, Copy)]
 pub(super) enum Message {
@@ -72,6 +75,7 @@ pub(super) enum Message {
     },
     Sent {
         call: u64,
+        member: usize,
     },
     Founding,
     Founded,
@@ -85,8 +89,8 @@ pub struct Engine {
     pub(super) requests: Requests<Message>,
     calls: HashMap<u64, Call>,
     next: u64,
-    /// Calls of groups whose channel is not known.
-    pub(super) unfounded: Vec<Call>,
+    /// Calls that cannot begin: of groups whose channel is not known, or too far ahead of others of their group.
+    held: Vec<Call>,
     pub(super) groups: Groups,
     draining: Vec<Sender<()>>,
     /// A call on which members disagree, in what, and since when that is known.
@@ -104,7 +108,7 @@ impl Engine {
             requests: Requests::new(),
             calls: HashMap::new(),
             next: 0,
-            unfounded: Vec::new(),
+            held: Vec::new(),
             groups: Groups::new(),
             draining: Vec::new(),
             dispute: None,
@@ -115,7 +119,7 @@ impl Engine {
     }
 
     /// Works until the process ends.
-    pub fn run(mut self) {
+    pub fn run(&mut self) {
         loop {
             match self.command() {
                 Ok(Some(Command::Stop(done))) => return self.stop(&done),
@@ -138,16 +142,11 @@ impl Engine {
 
     /// The next command; waits for it as long as the messages allow.
     fn command(&mut self) -> Result<Option<Command>, ()> {
-        let idle = self.calls.is_empty() && self.unfounded.is_empty() && self.draining.is_empty();
-        if idle && self.groups.is_idle() {
-            return self.commands.recv().map(Some).map_err(drop);
-        }
-        let moving = self
-            .calls
-            .values()
-            .any(|call| call.outgoing > 0 || call.incoming.iter().any(|messages| *messages > 0));
+        let idle = self.calls.is_empty() && self.held.is_empty() && self.draining.is_empty() && self.groups.is_idle();
+        let moving = self.calls.values().any(Call::is_moving);
         let quiet = self.last.elapsed();
         let pause = match moving {
+            _ if idle => IDLE,
             true if quiet < MOVING => Duration::ZERO,
             false if quiet < LATE => Duration::ZERO,
             true => PAUSE,
@@ -168,7 +167,7 @@ impl Engine {
         match command {
             Command::Share { mut bytes, reply } => {
                 bytes.resize(SHARED, 0);
-                let shared = self.library.share(&mut bytes);
+                let shared = self.library.share(&mut bytes).and_then(|()| self.renew());
                 // If nobody listens any more, the launch has failed.
                 let _ = reply.send(shared.map(|()| bytes).map_err(|fault| fault.to_string()));
                 Ok(())
@@ -187,32 +186,44 @@ impl Engine {
         }
     }
 
-    pub(super) fn begin(&mut self, mut call: Call) -> Result<(), Fault> {
-        let Some(&channel) = call.group.channel.get() else {
-            self.unfounded.push(call);
+    /// Nothing of an earlier launch can be taken for something of this one. All ranks call it.
+    fn renew(&mut self) -> Result<(), Fault> {
+        self.library.renew()?;
+        // The receive for groups of the last launch still knows its memory.
+        std::mem::forget(std::mem::replace(&mut self.groups, Groups::new()));
+        self.expect_founding()
+    }
+
+    pub(super) fn begin(&mut self, call: Call) -> Result<(), Fault> {
+        let far = |other: &Call| other.group.id == call.group.id && is_too_far(call.call.sequence, other.call.sequence);
+        let (Some(&channel), false) = (call.group.channel.get(), self.calls.values().any(far)) else {
+            self.held.push(call);
             return Ok(());
         };
         let number = self.next;
         self.next += 1;
-        let (rank, sequence) = (call.rank, call.call.sequence);
+        // From now on it is kept until all its messages are over.
+        let call = self.calls.entry(number).or_insert(call);
+        let (rank, sequence, size) = (call.rank, call.call.sequence, call.group.ranks.len());
         let Some(fingerprint) = &call.fingerprint else {
-            self.calls.insert(number, call);
-            for member in 0..self.calls[&number].group.ranks.len() {
+            for member in 0..size {
                 self.exchange(number, member)?;
             }
             return self.look(number);
         };
         call.encoded = encode(fingerprint).map_err(Fault::other)?;
-        let others: Vec<(usize, usize)> = call.group.ranks.iter().copied().enumerate().collect();
-        for (member, peer) in others.into_iter().filter(|(member, _)| *member != rank) {
-            let mut first = vec![0; FIRST].into_boxed_slice();
+        for member in (0..size).filter(|member| *member != rank) {
+            let peer = call.group.ranks[member];
+            let (first, _) = call
+                .headers
+                .entry(member)
+                .or_insert((vec![0; FIRST].into(), Box::default()));
             let area = Area::dense(first.as_mut_ptr(), FIRST);
             // SAFETY: the call keeps these bytes until all its messages are over.
             let request = unsafe {
                 self.library
                     .receive(&[area], Some(peer), tag(channel, sequence, Kind::Header))
             }?;
-            call.headers.insert(member, (first, Box::default()));
             self.requests.push(request, Message::Header { call: number, member });
             let (first, more) = &mut call.encoded;
             for (bytes, kind) in [(first, Kind::Header), (more, Kind::HeaderRest)] {
@@ -220,13 +231,20 @@ impl Engine {
                     let area = Area::dense(bytes.as_mut_ptr(), bytes.len());
                     // SAFETY: as above.
                     let request = unsafe { self.library.send(&[area], peer, tag(channel, sequence, kind)) }?;
-                    self.requests.push(request, Message::Sent { call: number });
-                    call.outgoing += 1;
+                    self.requests.push(request, Message::Sent { call: number, member });
+                    call.outgoing[member] += 1;
                 }
             }
         }
-        self.calls.insert(number, call);
         self.look(number)
+    }
+
+    /// Begins what was held back, as far as it can.
+    pub(super) fn resume(&mut self) -> Result<(), Fault> {
+        for call in std::mem::take(&mut self.held) {
+            self.begin(call)?;
+        }
+        Ok(())
     }
 
     /// Sends tensors to a member and receives from it.
@@ -243,7 +261,7 @@ impl Engine {
         let (peer, sequence) = (call.group.ranks[member], call.call.sequence);
         let (sends, receives) = (call.round.sends[member].clone(), call.round.receives[member].clone());
         let (outgoing, incoming) = (messages(&bytes(&sends)), messages(&bytes(&receives)));
-        call.outgoing += outgoing.len();
+        call.outgoing[member] += outgoing.len();
         call.incoming[member] = incoming.len();
         // Messages of one kind between two ranks arrive in the order in which they were sent.
         let tag = tag(channel, sequence, kind);
@@ -255,7 +273,7 @@ impl Engine {
         for message in outgoing {
             // SAFETY: the call keeps its inputs, which nobody changes, until all its messages are over.
             let request = unsafe { self.library.send(&sends[message], peer, tag) }?;
-            self.requests.push(request, Message::Sent { call: number });
+            self.requests.push(request, Message::Sent { call: number, member });
         }
         Ok(())
     }
@@ -276,9 +294,10 @@ impl Engine {
                     }
                     self.look(call)?;
                 }
-                Message::Sent { call } => {
+                Message::Sent { call, member } => {
                     if let Some(call) = self.calls.get_mut(&call) {
-                        call.outgoing -= 1;
+                        // Of one that has left nobody counts them any more.
+                        call.outgoing[member] = call.outgoing[member].saturating_sub(1);
                     }
                     self.look(call)?;
                 }
@@ -362,18 +381,35 @@ impl Engine {
                 call.slot.arrived(*rank);
             }
         }
+        let mut second = None;
         if call.is_ready()
             && let Some(landing) = call.landing.take()
         {
-            call.slot.end(Ok(landing));
+            match call.sums.take() {
+                None => call.slot.end(Ok(landing)),
+                Some(sums) => {
+                    let (group, slot) = (call.group.clone(), call.slot.clone());
+                    let others = group
+                        .ranks
+                        .iter()
+                        .enumerate()
+                        .filter(|(member, _)| *member != call.rank);
+                    slot.expect(others.map(|(_, rank)| *rank));
+                    let (round, landing) = sums.second_round(landing, group.ranks.len(), call.rank);
+                    second = Some(Call::new(group, call.rank, call.call.clone(), round, landing, slot));
+                }
+            }
         }
         if call.is_over() {
             self.calls.remove(&number);
         }
-        Ok(())
+        if let Some(second) = second {
+            self.begin(second)?;
+        }
+        if self.held.is_empty() { Ok(()) } else { self.resume() }
     }
 
-    /// Replies once nothing is under way. Ranks that have left owe nothing more.
+    /// Replies once nothing is under way. Ranks that have left without a call owe nothing to it, and are owed nothing.
     fn drain(&mut self) {
         let Some(control) = self.control.clone() else { return };
         let mut over = Vec::new();
@@ -381,10 +417,21 @@ impl Engine {
             for (member, rank) in call.group.ranks.iter().enumerate() {
                 if call.awaited[member] && control.has_left(*rank, call.group.id, call.call.sequence) {
                     call.awaited[member] = false;
+                    call.outgoing[member] = 0;
+                    // The receive may still know its memory.
+                    std::mem::forget(call.headers.remove(&member));
                     over.push((*number, member));
                 }
             }
+            // Its results will never be whole. This rank's code has ended, so nobody waits for them.
+            if over.last().is_some_and(|(left, _)| left == number) {
+                std::mem::forget(call.landing.take());
+            }
         }
+        self.held.retain(|call| {
+            let left = |rank: &usize| control.has_left(*rank, call.group.id, call.call.sequence);
+            !call.group.ranks.iter().any(left)
+        });
         if !over.is_empty() {
             self.requests.cancel(
                 |message| matches!(message, Message::Header { call, member } if over.contains(&(*call, *member))),
@@ -394,7 +441,7 @@ impl Engine {
                 self.report(looked);
             }
         }
-        if self.calls.is_empty() && self.unfounded.is_empty() {
+        if self.calls.is_empty() && self.held.is_empty() && self.groups.is_idle() {
             for reply in self.draining.drain(..) {
                 // If nobody listens any more, the process is ending.
                 let _ = reply.send(());
@@ -421,7 +468,7 @@ impl Engine {
             return;
         };
         let begun = std::mem::take(&mut self.calls).into_values();
-        let waiting = std::mem::take(&mut self.unfounded).into_iter();
+        let waiting = std::mem::take(&mut self.held).into_iter();
         for call in begun.chain(waiting) {
             call.slot.end(Err(error.clone()));
             std::mem::forget(call);
@@ -435,7 +482,7 @@ impl Engine {
         }
     }
 
-    fn stop(mut self, done: &Sender<()>) {
+    fn stop(&mut self, done: &Sender<()>) {
         // The receive for the next new group is the only message that nobody sends.
         self.requests.cancel(|message| matches!(message, Message::Founding));
         let ended = self.requests.completed();

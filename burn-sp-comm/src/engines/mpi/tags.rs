@@ -23,6 +23,11 @@ pub fn tag(channel: usize, sequence: u64, kind: Kind) -> usize {
     FOUND + 1 + (channel * WINDOW + sequence as usize % WINDOW) * KINDS + kind as usize
 }
 
+/// Whether a call of a group must wait until an earlier one is over.
+pub fn is_too_far(sequence: u64, earlier: u64) -> bool {
+    sequence >= earlier + WINDOW as u64
+}
+
 /// Whether all tags of a channel are among those that the library has.
 pub fn fits(channel: usize, most: usize) -> bool {
     tag(channel, WINDOW as u64 - 1, Kind::Second) <= most

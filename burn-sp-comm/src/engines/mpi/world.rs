@@ -140,9 +140,14 @@ impl seat::World for World {
             None => Own::place(&ops, plans, &buffers, size, rank)?,
         };
         let slot = Slot::new(&group.ranks, rank, &needs);
-        let inputs = own.inputs();
+        let (inputs, sums) = (own.inputs(), own.sums());
         let first = Call::new(group.clone(), rank, call.clone(), round, landing, slot.clone());
-        self.tell(Command::Call(Box::new(first.compared(fingerprint, needs, inputs))))?;
+        self.tell(Command::Call(Box::new(first.compared(
+            fingerprint,
+            needs,
+            inputs,
+            sums,
+        ))))?;
         Ok(Box::new(UnderWay {
             world: self.clone(),
             group: group.clone(),

@@ -66,7 +66,7 @@ fn a_communicator_of_one() {
         Ok(0) => return println!("skipped: there is no CUDA device"),
         Ok(_) => {}
     }
-    let (hub, address) = Hub::start(1, Instant::now() + TIMEOUT).unwrap();
+    let (hub, address) = Hub::start(1, TIMEOUT).unwrap();
     let control = Control::join(0, 1, TIMEOUT, &address).unwrap();
     let everyone = Group::everyone(1);
     let world = World::new(control.clone(), 0, CudaOrder::default(), &everyone).unwrap();

@@ -34,12 +34,12 @@ mod simulation;
 mod watch;
 mod world;
 
-use super::processes::{Address, Control, Door, Environment, Hub, Reported, find, report_on};
-use super::shared::panics;
+use super::processes::{Address, Door, Environment, Hub, Reported, find, report_on, run};
 use super::shared::seat::Seat;
+use super::shared::{deadline, panics};
 use crate::{CommError, Communicator, CudaOrder};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use world::{Group, World};
 
 /// The variable that overrides [`NcclConfig::order`]: `on-stream` or `host-synced`.
@@ -114,54 +114,32 @@ pub fn launch<T>(config: &NcclConfig, body: impl FnOnce(Arc<dyn Communicator>) -
     let number = library::device_of(&environment)?;
     let Environment { rank, size, .. } = environment;
 
-    let failed = |what: &str, error: std::io::Error| CommError::failed(rank, format!("{what}: {error}"));
-    let report = |reported| report_on(reported).map_err(|error| failed("its signal handler", error));
-    report(Reported::Starting { rank })?;
-    let (hub, address) = meet(&environment, Instant::now() + config.timeout)?;
-    let control = Control::join(rank, size, config.timeout, &address)?;
-    let run = || {
-        report(Reported::Running(control.clone()))?;
-        let guarded = control.clone();
-        std::thread::Builder::new()
-            .name("guard".into())
-            .spawn(move || guarded.guard())
-            .map_err(|error| failed("the thread that guards it cannot be started", error))?;
+    report_on(Reported::Starting { rank })
+        .map_err(|error| CommError::failed(rank, format!("its signal handler: {error}")))?;
+    let met = meet(&environment, config.timeout)?;
+    run(rank, size, config.timeout, met, |control| {
         let everyone = Group::everyone(size);
         let world = World::new(control.clone(), number, order, &everyone)?;
         let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
-        let outcome = panics::caught(rank, || body(comm)).and_then(|result| {
-            // Others may still be waiting for what this rank's device sends.
-            world.watch.idle()?;
-            control.announce_end(world.called());
-            control.await_all().map(|()| result)
-        });
+        let result = panics::caught(rank, || body(comm))?;
+        // Others may still be waiting for what this rank's device sends.
+        world.watch.idle()?;
+        control.announce_end(world.called());
+        control.await_all()?;
         // After a failure it ends by itself.
-        if outcome.is_ok() {
-            world.end();
-        }
-        outcome
-    };
-    let outcome = run().map_err(|error| {
-        let error = control.fail(error);
-        control.give_up();
-        error
-    });
-    if let Some(hub) = hub {
-        hub.join();
-    }
-    if outcome.is_ok() {
-        report(Reported::Nothing)?;
-    }
-    outcome
+        world.end();
+        Ok(result)
+    })
 }
 
 /// Opens the hub on rank 0, and learns where it is on the others.
-fn meet(environment: &Environment, deadline: Instant) -> Result<(Option<Hub>, Address), CommError> {
+fn meet(environment: &Environment, timeout: Duration) -> Result<(Option<Hub>, Address), CommError> {
+    let deadline = deadline(timeout);
     if environment.rank != 0 {
         return Ok((None, find(environment, deadline)?));
     }
     let mut others = Door::open(environment)?.gather(deadline)?;
-    match Hub::start(environment.size, deadline) {
+    match Hub::start(environment.size, timeout) {
         Ok((hub, address)) => {
             others.welcome(&address)?;
             Ok((Some(hub), address))

@@ -10,7 +10,7 @@ use crate::engines::shared::activity::{Activity, Call};
 use crate::engines::shared::counters::Counters;
 use crate::engines::shared::fingerprint::Fingerprint;
 use crate::engines::shared::seat::{self, Members, Posted, Posting};
-use crate::engines::shared::{lock, names, text};
+use crate::engines::shared::{deadline, lock, names, text};
 use crate::{Buffer, Collective, CommError, CudaOrder};
 use burn_std::DType;
 use std::fmt;
@@ -226,7 +226,7 @@ impl seat::World for World {
         let Posting {
             rank, transfers, call, ..
         } = posting;
-        let deadline = Instant::now() + self.control.timeout();
+        let deadline = deadline(self.control.timeout());
         let size = group.ranks.len();
         let op = transfers[0].op.clone();
         let fingerprint = Fingerprint::new(call.site.clone(), &transfers);

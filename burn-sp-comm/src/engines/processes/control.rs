@@ -1,16 +1,17 @@
 //! A rank's end of its line to the hub: what the process knows of the world, and how it tells the world of itself.
 
-use super::hub::{Address, late};
-use super::wire::{Called, ToHub, ToRank, receive, send};
+use super::hub::{Address, ending, late};
+use super::signals::complain;
+use super::wire::{Called, PULSE, ToHub, ToRank, receive, send, silence};
 use crate::CommError;
 use crate::engines::shared::activity::Activity;
 use crate::engines::shared::counters::Counters;
 use crate::engines::shared::fingerprint::Fingerprint;
-use crate::engines::shared::{lock, text};
+use crate::engines::shared::{deadline, lock, text};
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,10 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long a rank's code may go on after the world has failed, before its process is ended.
 const GRACE: Duration = Duration::from_secs(10);
+
+unsafe extern "C" {
+    fn _exit(code: std::ffi::c_int) -> !;
+}
 
 /// What a process knows of the world, and its line to the hub.
 pub struct Control {
@@ -75,7 +80,7 @@ impl Control {
     /// If no address of the hub can be reached, or another rank does not come.
     pub fn join(rank: usize, size: usize, timeout: Duration, hub: &Address) -> Result<Arc<Control>, CommError> {
         let failed = |what: String| CommError::failed(rank, what);
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         let cookie = hub.cookie;
         let line = connect(&hub.addresses, deadline, &ToHub::Hello { cookie, rank }).map_err(|error| {
             failed(format!(
@@ -84,7 +89,8 @@ impl Control {
             ))
         })?;
         let mut ear = line
-            .try_clone()
+            .set_read_timeout(Some(silence(timeout)))
+            .and_then(|()| line.try_clone())
             .map_err(|error| failed(format!("its line to rank 0: {error}")))?;
         let control = Arc::new(Control {
             rank,
@@ -236,8 +242,11 @@ impl Control {
     }
 
     pub(super) fn tell(&self, message: &ToHub) {
-        // A broken line is noticed by the thread that listens to it.
-        let _ = send(&mut *lock(&self.line), message);
+        let mut line = lock(&self.line);
+        if send(&mut *line, message).is_err() {
+            // What is left of a message would spoil the next one. The thread that listens to the line notices.
+            let _ = line.shutdown(Shutdown::Both);
+        }
     }
 
     /// A message, or none if the line is to be listened to no longer.
@@ -249,12 +258,7 @@ impl Control {
             Err(error) => {
                 drop(news);
                 let doing = self.activity().to_string();
-                let report = match error.kind() {
-                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                        "its process ended without a farewell".into()
-                    }
-                    _ => format!("its line broke: {error}"),
-                };
+                let report = ending(&error, silence(self.timeout));
                 self.set_failure(CommError::Died {
                     rank: 0,
                     report: format!("{report}. rank {}: {doing}", self.rank),
@@ -274,7 +278,7 @@ impl Control {
                 return self.tell(&ToHub::Doing(doing));
             }
             ToRank::Failed(error) => return drop(self.set_failure(error)),
-            ToRank::Admitted => {}
+            ToRank::Admitted | ToRank::Alive => {}
             ToRank::Welcome => lock(&self.news).welcome = true,
             ToRank::AllEnded => lock(&self.news).all_ended = true,
             ToRank::Finished { rank, called } => {
@@ -302,23 +306,31 @@ impl Control {
         self.failure.wait().clone()
     }
 
-    /// Ends the process if this rank's code goes on for long after the world has failed; to be run on a thread of its
-    /// own, which ends when the rank's code does.
+    /// Tells the hub now and then that this process lives, and ends the process if this rank's code goes on for long after
+    /// the world has failed. To be run on a thread of its own, which ends when the rank's code does.
     pub fn guard(&self) {
         let mut news = lock(&self.news);
+        let mut pulse = Instant::now() + PULSE;
         while self.failure.get().is_none() && !news.ended {
-            news = self.wait(news, None);
+            news = self.wait(news, Some(pulse));
+            if Instant::now() >= pulse {
+                pulse = Instant::now() + PULSE;
+                drop(news);
+                self.tell(&ToHub::Alive);
+                news = lock(&self.news);
+            }
         }
         let until = Instant::now() + GRACE.min(self.timeout);
         while !news.ended {
             if Instant::now() >= until {
                 let error = self.failure.wait();
-                eprintln!(
-                    "error: {error} (rank {} did not come to an end by itself and is ended: {})",
-                    self.rank,
-                    self.activity()
-                );
-                std::process::exit(1);
+                let (rank, activity) = (self.rank, self.activity());
+                complain(format_args!(
+                    "error: {error} (rank {rank} did not come to an end by itself and is ended: {activity})"
+                ));
+                // SAFETY: it ends the process. Without what the program wants done at its end: its threads may hold the
+                // locks for it.
+                unsafe { _exit(1) };
             }
             news = self.wait(news, Some(until));
         }

@@ -1,14 +1,17 @@
 //! The hub, on rank 0: one thread that hears all ranks and tells all of them the same.
 
-use super::wire::{Called, Compared, ToHub, ToRank, receive, send};
+use super::wire::{Called, Compared, PULSE, ToHub, ToRank, receive, send, silence};
 use crate::engines::shared::fingerprint::Signature;
-use crate::engines::shared::names;
+use crate::engines::shared::{deadline, names, text};
 use crate::{Collective, CommError};
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,11 +37,11 @@ pub struct Address {
 impl Hub {
     /// Starts the hub of `size` ranks, and says where to find it: on every address of this host.
     ///
-    /// Ranks that have not come by the deadline fail those that have.
+    /// Ranks that have not come within the timeout fail those that have.
     ///
     /// # Errors
     /// If no port can be opened.
-    pub fn start(size: usize, deadline: Instant) -> io::Result<(Hub, Address)> {
+    pub fn start(size: usize, timeout: Duration) -> io::Result<(Hub, Address)> {
         // Without IPv6, IPv4 alone.
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
         let port = listener.local_addr()?.port();
@@ -52,20 +55,33 @@ impl Hub {
         // Random enough: the standard library's hasher has keys from the system's generator.
         let cookie = RandomState::new().hash_one(port);
         let (events, inbox) = channel();
+        let shut = Arc::new(AtomicBool::new(false));
+        let door = Door {
+            size,
+            cookie,
+            silence: silence(timeout),
+            events,
+        };
+        let closed = shut.clone();
         std::thread::Builder::new()
             .name("hub's door".into())
-            .spawn(move || admit(&listener, size, cookie, deadline, &events))?;
+            .spawn(move || door.stand_open(&listener, &closed))?;
         let board = Board {
             lines: (0..size).map(|_| None).collect(),
             doing: vec![None; size],
             left: vec![Left::No; size],
+            welcome: false,
             calls: HashMap::new(),
             verdict: Verdict::None,
-            deadline,
+            deadline: deadline(timeout),
         };
-        let thread = std::thread::Builder::new()
-            .name("hub".into())
-            .spawn(move || board.run(&inbox))?;
+        let thread = std::thread::Builder::new().name("hub".into()).spawn(move || {
+            if catch_unwind(AssertUnwindSafe(|| board.run(&inbox))).is_err() {
+                // Without it no rank could tell the others anything. They notice that this process ends.
+                std::process::abort();
+            }
+            shut.store(true, Ordering::Relaxed);
+        })?;
         Ok((Hub { thread }, Address { addresses, cookie }))
     }
 
@@ -83,60 +99,80 @@ enum Event {
     Closed { rank: usize, why: String },
 }
 
-/// Lets the ranks in, each with a thread that listens to it.
-fn admit(listener: &TcpListener, size: usize, cookie: u64, deadline: Instant, events: &Sender<Event>) {
-    // Accepting cannot time out, so it looks now and then.
-    if listener.set_nonblocking(true).is_err() {
-        return;
+/// Where ranks come in.
+#[derive(Clone)]
+struct Door {
+    size: usize,
+    cookie: u64,
+    silence: Duration,
+    events: Sender<Event>,
+}
+
+impl Door {
+    /// Greets whoever comes, each on a thread of its own, so that a stranger holds up nobody.
+    fn stand_open(&self, listener: &TcpListener, shut: &AtomicBool) {
+        // Accepting cannot time out, so it looks now and then.
+        if listener.set_nonblocking(true).is_err() {
+            return;
+        }
+        while !shut.load(Ordering::Relaxed) {
+            match listener.accept() {
+                Ok((line, _)) => {
+                    let door = self.clone();
+                    let greet = std::thread::Builder::new().name("hub's ear".into());
+                    // If there is no thread for it, the rank tries again.
+                    let _ = greet.spawn(move || door.admit(line));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
     }
-    let mut inside = 0;
-    while inside < size && Instant::now() < deadline {
-        let Ok((mut line, _)) = listener.accept() else {
-            std::thread::sleep(Duration::from_millis(2));
-            continue;
-        };
+
+    /// Lets a rank in, and listens to it.
+    fn admit(self, mut line: TcpStream) {
+        let Door { events, silence, .. } = self;
         let greeted = line
             .set_nonblocking(false)
             .and_then(|()| line.set_nodelay(true))
             .and_then(|()| line.set_read_timeout(Some(STUCK)))
             .and_then(|()| receive(&mut line));
-        let Ok(ToHub::Hello { cookie: theirs, rank }) = greeted else {
-            continue; // A stranger.
+        let Ok(ToHub::Hello { cookie, rank }) = greeted else {
+            return; // A stranger.
         };
-        if theirs != cookie || rank >= size {
-            continue;
+        if cookie != self.cookie || rank >= self.size {
+            return;
         }
         let ready = line
-            .set_read_timeout(None)
+            .set_read_timeout(Some(silence))
             .and_then(|()| line.set_write_timeout(Some(STUCK)))
             .and_then(|()| send(&mut line, &ToRank::Admitted))
             .and_then(|()| line.try_clone());
-        let Ok(mut ear) = ready else { continue };
-        let events = events.clone();
-        // Fails only when the hub has ended.
-        let _ = events.send(Event::Line { rank, line });
-        inside += 1;
-        let listen = move || {
-            loop {
-                match receive(&mut ear) {
-                    Ok(message) => drop(events.send(Event::Message { rank, message })),
-                    Err(error) => {
-                        let why = match error.kind() {
-                            io::ErrorKind::UnexpectedEof => "its process ended without a farewell".into(),
-                            _ => format!("its line broke: {error}"),
-                        };
-                        return drop(events.send(Event::Closed { rank, why }));
-                    }
-                }
-            }
-        };
-        if std::thread::Builder::new()
-            .name(format!("hub's ear for rank {rank}"))
-            .spawn(listen)
-            .is_err()
-        {
+        let Ok(mut ear) = ready else { return };
+        // Sending fails only when the hub has ended.
+        if events.send(Event::Line { rank, line }).is_err() {
             return;
         }
+        let why = loop {
+            match receive(&mut ear) {
+                Ok(message) => drop(events.send(Event::Message { rank, message })),
+                Err(error) => break ending(&error, silence),
+            }
+        };
+        drop(events.send(Event::Closed { rank, why }));
+    }
+}
+
+/// What it means that a line ends.
+pub fn ending(error: &io::Error, silence: Duration) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "its process ended without a farewell".into(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!(
+                "nothing was heard of it for {}: its host or the network is down, or it is stopped",
+                text(silence)
+            )
+        }
+        _ => format!("its line broke: {error}"),
     }
 }
 
@@ -158,6 +194,7 @@ enum Verdict {
         until: Instant,
     },
     Spoken {
+        error: CommError,
         until: Instant,
     },
 }
@@ -174,6 +211,8 @@ struct Board {
     /// The latest answers.
     doing: Vec<Option<String>>,
     left: Vec<Left>,
+    /// Whether all ranks have come.
+    welcome: bool,
     /// By group and sequence.
     calls: HashMap<(u64, u64), Open>,
     verdict: Verdict,
@@ -183,20 +222,22 @@ struct Board {
 
 impl Board {
     fn run(mut self, inbox: &Receiver<Event>) {
+        let mut pulse = Instant::now() + PULSE;
         loop {
-            let all_there = self.lines.iter().all(Option::is_some);
             let until = match &self.verdict {
-                Verdict::Asked { until, .. } | Verdict::Spoken { until } => Some(*until),
-                Verdict::None if !all_there => Some(self.deadline),
-                Verdict::None => None,
+                Verdict::Asked { until, .. } | Verdict::Spoken { until, .. } => *until,
+                Verdict::None if !self.welcome => self.deadline,
+                Verdict::None => pulse,
             };
-            let event = match until {
-                Some(until) => inbox.recv_timeout(until.saturating_duration_since(Instant::now())),
-                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
+            let event = inbox.recv_timeout(until.min(pulse).saturating_duration_since(Instant::now()));
+            if Instant::now() >= pulse {
+                pulse = Instant::now() + PULSE;
+                self.tell_all(&ToRank::Alive);
+            }
             match event {
                 Ok(event) => self.hear(event),
-                Err(RecvTimeoutError::Timeout) => self.time_is_up(),
+                Err(RecvTimeoutError::Timeout) if Instant::now() >= until => self.time_is_up(),
+                Err(RecvTimeoutError::Timeout) => {}
                 // The door is shut and every line closed.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -205,9 +246,9 @@ impl Board {
             {
                 self.time_is_up();
             }
-            let done = match self.verdict {
-                Verdict::Spoken { until } => {
-                    self.left.iter().all(|left| *left == Left::Ended) || Instant::now() >= until
+            let done = match &self.verdict {
+                Verdict::Spoken { until, .. } => {
+                    self.left.iter().all(|left| *left == Left::Ended) || Instant::now() >= *until
                 }
                 _ => self.left.iter().all(|left| *left == Left::Finished),
             };
@@ -221,11 +262,17 @@ impl Board {
         match event {
             Event::Line { rank, line } => {
                 self.lines[rank] = Some(line);
-                if self.lines.iter().all(Option::is_some) {
+                if let Verdict::Spoken { error, .. } = &self.verdict {
+                    // It comes too late, and hears why.
+                    tell(&mut self.lines[rank], &ToRank::Failed(error.clone()));
+                } else if !self.welcome && self.lines.iter().all(Option::is_some) {
+                    self.welcome = true;
                     self.tell_all(&ToRank::Welcome);
                 }
             }
             Event::Message { rank, message } => self.hear_rank(rank, message),
+            // It gave up on this line and tries another, or will be missed.
+            Event::Closed { rank, .. } if !self.welcome => self.lines[rank] = None,
             Event::Closed { rank, why } => {
                 let before = std::mem::replace(&mut self.left[rank], Left::Ended);
                 if before != Left::Ended {
@@ -242,7 +289,7 @@ impl Board {
 
     fn hear_rank(&mut self, rank: usize, message: ToHub) {
         match message {
-            ToHub::Hello { .. } => {}
+            ToHub::Hello { .. } | ToHub::Alive => {}
             ToHub::Failed(error) => self.speak(error),
             ToHub::Late { waiting, left } => self.ask(Box::new(move |doing| late(&waiting, left, &doing))),
             ToHub::Doing(doing) => self.doing[rank] = Some(doing),
@@ -293,6 +340,8 @@ impl Board {
 
     fn time_is_up(&mut self) {
         match std::mem::replace(&mut self.verdict, Verdict::None) {
+            // Only a pulse was due.
+            Verdict::None if self.welcome => {}
             Verdict::None => {
                 let (absent, present): (Vec<usize>, Vec<usize>) =
                     (0..self.lines.len()).partition(|rank| self.lines[*rank].is_none());
@@ -320,10 +369,11 @@ impl Board {
         if matches!(self.verdict, Verdict::Spoken { .. }) {
             return;
         }
-        self.verdict = Verdict::Spoken {
-            until: Instant::now() + STUCK,
-        };
-        self.tell_all(&ToRank::Failed(error));
+        self.tell_all(&ToRank::Failed(error.clone()));
+        // Those who have not come yet have until the deadline to hear of it.
+        let until = Instant::now() + STUCK;
+        let until = if self.welcome { until } else { until.max(self.deadline) };
+        self.verdict = Verdict::Spoken { error, until };
     }
 
     /// Compares a call with what other members of the group called there.
@@ -354,17 +404,19 @@ impl Board {
             true => open.first.fingerprint.difference(&call.fingerprint),
             false => Some("subgroup"),
         };
-        open.called[member] = Some(call);
+        // By the order of the first who called, which is that of all if they agree.
+        if let Some(place) = open.first.members.iter().position(|member| *member == rank) {
+            open.called[place] = Some(call);
+        }
         if let Some(difference) = difference {
-            let line = |(member, called): (usize, &Option<Compared>)| match called {
-                Some(call) => format!(
-                    "rank {}: {}",
-                    call.members[member],
-                    call.fingerprint.describe(&call.axis, difference)
-                ),
-                None => format!("rank {}: not there yet", open.first.members[member]),
+            let line = |(rank, called): (&usize, &Option<Compared>)| match called {
+                Some(call) if difference == "subgroup" => {
+                    format!("rank {rank}: subgroup {:?} over {}", call.members, call.axis)
+                }
+                Some(call) => format!("rank {rank}: {}", call.fingerprint.describe(&call.axis, difference)),
+                None => format!("rank {rank}: not there yet"),
             };
-            let report: Vec<_> = open.called.iter().enumerate().map(line).collect();
+            let report: Vec<_> = open.first.members.iter().zip(&open.called).map(line).collect();
             let error = CommError::Mismatch {
                 difference: difference.into(),
                 report: report.join("; "),
@@ -390,9 +442,14 @@ pub fn late(waiting: &str, left: Option<usize>, doing: &str) -> CommError {
     }
 }
 
-/// A rank that cannot be told has died or is stuck: its own line will say so.
+/// A rank that cannot be told has died or is stuck. What is left of a message would spoil the next one, so its line is
+/// closed, and what listens to it notices.
 fn tell(line: &mut Option<TcpStream>, message: &ToRank) {
-    if let Some(stream) = line {
-        let _ = send(stream, message);
+    if let Some(stream) = line
+        && send(stream, message).is_err()
+    {
+        // It may be closed already.
+        let _ = stream.shutdown(Shutdown::Both);
+        *line = None;
     }
 }

@@ -11,6 +11,7 @@ mod environment;
 mod hub;
 #[cfg(feature = "nccl")]
 mod rendezvous;
+mod run;
 mod signals;
 mod wire;
 #[cfg(feature = "nccl")]
@@ -22,6 +23,7 @@ pub(crate) use environment::Environment;
 pub(crate) use hub::{Address, Hub};
 #[cfg(feature = "nccl")]
 pub(crate) use rendezvous::{Door, find};
+pub(crate) use run::run;
 pub(crate) use signals::{Reported, report_on};
 #[cfg(feature = "nccl")]
 pub(crate) use wire::Compared;

@@ -5,6 +5,7 @@ use crate::engines::shared::lock;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, signal_name};
+use std::io::Write;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,9 @@ pub fn report_on(reported: Reported) -> std::io::Result<()> {
                 match reported {
                     Reported::Nothing => {}
                     Reported::Starting { rank } => {
-                        eprintln!("error: rank {rank} was ended by {name}: waiting for all ranks to start");
+                        complain(format_args!(
+                            "error: rank {rank} was ended by {name}: waiting for all ranks to start"
+                        ));
                     }
                     Reported::Running(control) => report(&control, name),
                 }
@@ -66,8 +69,16 @@ fn report(control: &Control, name: &str) {
     }
     let rank = control.rank();
     match control.failure() {
-        Some(error) => eprintln!("error: {error} (rank {rank} was then ended by {name})"),
+        Some(error) => complain(format_args!("error: {error} (rank {rank} was then ended by {name})")),
         None if control.has_ended() => {}
-        None => eprintln!("error: rank {rank} was ended by {name}: {}", control.activity()),
+        None => complain(format_args!(
+            "error: rank {rank} was ended by {name}: {}",
+            control.activity()
+        )),
     }
+}
+
+/// A line on stderr, if anybody listens: a thread that must go on cannot end for a broken pipe.
+pub fn complain(line: std::fmt::Arguments) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -4,6 +4,15 @@ use crate::CommError;
 use crate::engines::shared::fingerprint::Fingerprint;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
+use std::time::Duration;
+
+/// How often each side of a line says that it lives.
+pub const PULSE: Duration = Duration::from_secs(5);
+
+/// How long a side may be silent, for ranks with this timeout, before its host or the network counts as gone.
+pub fn silence(timeout: Duration) -> Duration {
+    timeout.clamp(Duration::from_secs(60), Duration::from_secs(3600))
+}
 
 /// Longer frames are none of ours.
 const MOST: usize = 64 << 20;
@@ -16,6 +25,8 @@ pub type Called = Vec<(u64, u64)>;
 pub enum ToHub {
     /// The first frame. The cookie tells ranks of this run from strangers.
     Hello { cookie: u64, rank: usize },
+    /// The rank's process lives; sent now and then.
+    Alive,
     /// The rank gives up.
     Failed(CommError),
     /// The rank waits in vain, `waiting` says where and for whom: for too long, or because the code of one of them has
@@ -40,6 +51,8 @@ pub enum ToRank {
     Admitted,
     /// All ranks are there.
     Welcome,
+    /// The hub lives; sent now and then.
+    Alive,
     /// Everyone is asked, to report on someone who is late or has died.
     WhatAreYouDoing,
     /// The world has failed.
@@ -70,6 +83,12 @@ pub struct Compared {
 /// Sends a message.
 pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
+    if bytes.len() > MOST {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a message that is too long",
+        ));
+    }
     let mut frame = Vec::with_capacity(4 + bytes.len());
     frame.extend((bytes.len() as u32).to_le_bytes());
     frame.extend(bytes);

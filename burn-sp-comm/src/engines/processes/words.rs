@@ -72,7 +72,7 @@ mod tests {
 
     /// Runs `body` on three ranks; all end well.
     fn ranks(body: impl Fn(&Control) + Sync) {
-        let (hub, address) = Hub::start(3, Instant::now() + TIMEOUT).unwrap();
+        let (hub, address) = Hub::start(3, TIMEOUT).unwrap();
         std::thread::scope(|scope| {
             for rank in 0..3 {
                 let (body, address) = (&body, &address);
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_rank_that_has_left_is_told_so() {
-        let (hub, address) = Hub::start(2, Instant::now() + TIMEOUT).unwrap();
+        let (hub, address) = Hub::start(2, TIMEOUT).unwrap();
         let join = |rank: usize| {
             let address = address.clone();
             std::thread::spawn(move || Control::join(rank, 2, TIMEOUT, &address).unwrap())

@@ -8,11 +8,17 @@ pub mod panics;
 pub mod seat;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Locks also what a panicking thread has left locked: all our updates are single steps, so nothing is ever half done.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// So long from now. What is beyond the clock's reach is as good as a year.
+pub fn deadline(timeout: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Instant::now() + timeout.min(YEAR)
 }
 
 /// `rank 1, rank 3`

@@ -3,7 +3,7 @@
 
 use super::activity::{Activity, Call};
 use super::counters::Counters;
-use super::lock;
+use super::{deadline, lock};
 use crate::copy::assemble;
 use crate::plan::Plan;
 use crate::span::span;
@@ -268,11 +268,7 @@ impl<W: World> Pending for Started<W> {
         let _waiting = span(&self.op, "wait", &call.axis, call.sequence, self.bytes, self.site).entered();
         let begin = Instant::now();
         world.activity(rank).waiting(&call);
-        // A timeout beyond what the clock can count is as good as a year.
-        let year = Duration::from_secs(365 * 24 * 3600);
-        let results = self
-            .posted
-            .results(begin.checked_add(world.timeout()).unwrap_or(begin + year));
+        let results = self.posted.results(deadline(world.timeout()));
         world.activity(rank).computing();
         world
             .counters(rank)
