@@ -11,7 +11,7 @@ use burn_sp_comm::engines::mpi;
 #[cfg(feature = "nccl")]
 use burn_sp_comm::engines::nccl;
 use burn_sp_comm::{
-    Communicator,
+    Communicator, Site,
     engines::threads::{self, ThreadsConfig},
     raise,
 };
@@ -19,6 +19,7 @@ use burn_sp_comm::{
 use crate::{
     Engine, Error, SpDevice,
     layout::{Mesh, MeshError, MeshShape},
+    one_model::of_first,
 };
 
 /// How ranks are started.
@@ -170,10 +171,11 @@ fn check(config: &LaunchConfig) -> Result<Range<usize>, Error> {
 }
 
 /// [`launch`], with a fork of `module` for every rank: the same weights (shared until they change), each with its own
-/// autodiff graph.
+/// autodiff graph. Where ranks are processes, each brings a module, and all get the weights of rank 0's.
 ///
 /// # Errors
-/// As [`launch`].
+/// As [`launch`]; and if ranks bring modules whose parameters have different shapes.
+#[track_caller]
 pub fn launch_module<M, T, F, D>(config: &LaunchConfig, devices: &D, module: M, body: F) -> Result<Vec<T>, Error>
 where
     M: Module,
@@ -187,12 +189,18 @@ where
     let forks: Vec<_> = here.clone().map(fork).collect();
     // Its weights live on in the forks, and only there once those have changed.
     drop(module);
+    let site = Site::here();
     launch(config, devices, |device| {
         let fork = forks[device.rank() - here.start]
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
             .take();
-        body(device, fork.expect("each rank takes its own fork once"))
+        let fork = fork.expect("each rank takes its own fork once");
+        let module = match config.engine {
+            Engine::Threads => fork,
+            _ => of_first(fork, device.mesh().world().as_ref(), site),
+        };
+        body(device, module)
     })
 }
 

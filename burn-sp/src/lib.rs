@@ -6,6 +6,7 @@ mod error;
 mod launch;
 pub mod layout;
 pub mod nn;
+mod one_model;
 mod tensor;
 pub mod train;
 

@@ -29,10 +29,13 @@ pub(crate) fn everyones<T: Serialize + DeserializeOwned>(own: &T, group: &dyn Co
     (0..group.size()).map(read).collect()
 }
 
-/// Fails the run, with the same words on every rank, if ranks were started with different configurations.
-pub(crate) fn agree(config: &serde_json::Value, group: &dyn Communicator) {
+/// Fails the run, with the same words on every rank, if ranks were started with different configurations, or found
+/// different data under the same names.
+pub(crate) fn agree(config: &serde_json::Value, data: &str, group: &dyn Communicator) {
+    let mut own = config.clone();
+    own["data"] = data.into();
     // Equal text, or the same text would not be read from it.
-    let configs: Vec<serde_json::Value> = everyones(config, group);
+    let configs: Vec<serde_json::Value> = everyones(&own, group);
     let differs = |rank: &usize| configs[*rank] != configs[0];
     let Some(other) = (1..configs.len()).find(differs) else {
         return;

@@ -186,6 +186,11 @@ pub struct RunFlags {
     #[serde(skip)]
     pub report: Option<PathBuf>,
 
+    /// This process is not the one that writes what is asked for.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub silent: bool,
+
     /// Write a timeline of all ranks here, for Perfetto
     #[arg(long, value_name = "FILE.json")]
     #[serde(skip)]

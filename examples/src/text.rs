@@ -1,6 +1,7 @@
 //! Text as bytes: what is read, which part is held out, and which windows a step sees.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +61,13 @@ impl Text {
             files: 0,
             skipped: 0,
         }
+    }
+
+    /// What tells it apart from other texts.
+    pub fn digest(&self) -> String {
+        let mut hash = DefaultHasher::new();
+        self.bytes.hash(&mut hash);
+        format!("{} bytes, hash {:016x}", self.bytes.len(), hash.finish())
     }
 
     fn add(&mut self, path: &Path, named: bool, wanted: &dyn Fn(&Path) -> bool) -> Result<(), InputError> {

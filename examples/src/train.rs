@@ -42,6 +42,7 @@ pub fn train_on(config: &TrainConfig, text: &Text, progress: &Progress) -> Resul
         learning: &config.learning,
         state: &config.state,
         lines: vec![config.run.mesh_line(), text.line()],
+        data: text.digest(),
         config: serde_json::to_value(config).unwrap_or_default(),
     };
     let task = |device: &SpDevice, shards| Language {

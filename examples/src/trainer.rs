@@ -60,6 +60,8 @@ pub(crate) struct Job<'a> {
     pub state: &'a StateConfig,
     /// What a person is told first.
     pub lines: Vec<String>,
+    /// What tells the data apart from others.
+    pub data: String,
     /// For the report.
     pub config: serde_json::Value,
 }
@@ -87,7 +89,7 @@ impl Job<'_> {
         progress.line(&format!("model: {} parameters", model.num_params()));
         let outcomes = launch_module(&run.launch(), &devices, model, |device, model| {
             let account = memory::enter(device.rank());
-            agree(&self.config, device.mesh().world().as_ref());
+            agree(&self.config, &self.data, device.mesh().world().as_ref());
             let gauge = match run.device {
                 DeviceKind::Flex => Gauge::Host(account),
                 _ => Gauge::Pool {

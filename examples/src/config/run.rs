@@ -48,7 +48,9 @@ impl RunFlags {
     /// # Errors
     /// One line: what cannot work, and what would.
     pub fn resolve(&self, choose: impl FnOnce(&RunConfig) -> Option<MeshChoice>) -> Result<RunConfig, InputError> {
-        check_output("--report", self.report.as_deref())?;
+        if !self.silent {
+            check_output("--report", self.report.as_deref())?;
+        }
         check_output("--trace", self.trace.as_deref())?;
         if self.trace.is_some() && self.trace == self.report {
             return refuse("--trace and --report name the same file; use two");
@@ -130,6 +132,7 @@ impl RunFlags {
             let mesh = mesh.unwrap_or(MeshShape::ulysses(ranks));
             return refuse(MeshError::Processes { mesh, processes });
         }
+        self.silent = rank > 0;
         Ok(ThisProcess { rank: Some(rank) })
     }
 

@@ -16,11 +16,11 @@ pub struct StateConfig {
 }
 
 impl StateFlags {
-    /// Checks the flags, all but the states themselves.
+    /// Checks the flags, all but the states themselves; the folder only where this process is the one that writes.
     ///
     /// # Errors
     /// One line: what cannot work, and what would.
-    pub fn resolve(&self) -> Result<StateConfig, InputError> {
+    pub fn resolve(&self, silent: bool) -> Result<StateConfig, InputError> {
         let Self {
             save,
             save_every,
@@ -31,7 +31,7 @@ impl StateFlags {
             (None, Some(every)) => return refuse(format!("--save-every {every}: give --save, a folder, too")),
             _ => {}
         }
-        if let Some(folder) = &save {
+        if let Some(folder) = save.as_ref().filter(|_| !silent) {
             let shown = folder.display();
             if folder.exists() && !folder.is_dir() {
                 return refuse(format!("--save {shown}: that is a file; name a folder"));

@@ -101,7 +101,7 @@ impl TrainFlags {
             run,
             text: self.text.clone(),
             learning,
-            state: self.state.resolve()?,
+            state: self.state.resolve(self.run.silent)?,
             shape,
             hidden,
             layers: at_least_one("--layers", layers, 4)?,

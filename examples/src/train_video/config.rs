@@ -118,7 +118,7 @@ impl VideoTrainFlags {
             shift: self.shift.unwrap_or(5.0),
             text_dropout: self.text_dropout.unwrap_or(0.0),
             learning: self.learning.resolve(1e-3)?,
-            state: self.state.resolve()?,
+            state: self.state.resolve(self.run.silent)?,
             sample: self.sample.clone(),
             sample_every: match self.sample_every {
                 Some(0) => return refuse("--sample-every 0: use at least 1, or leave it out for after the last step"),

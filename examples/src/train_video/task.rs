@@ -39,6 +39,7 @@ pub fn train(config: &VideoTrainConfig, progress: &Progress) -> Result<Report, R
         learning: &config.learning,
         state: &config.state,
         lines: vec![config.run.mesh_line(), data.line(frames, config.text_tokens)],
+        data: data.line(frames, config.text_tokens),
         config: serde_json::to_value(config).unwrap_or_default(),
     };
     let task = |device: &SpDevice, shards| {

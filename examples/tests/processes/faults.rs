@@ -1,9 +1,8 @@
 //! What can happen to a process, or to all of them.
 
 use std::process::Command;
-use std::time::Duration;
 
-use crate::{PATIENCE, PROGRAM, Run, TINY, folder, rounds};
+use crate::{PATIENCE, PROGRAM, Run, TINY, folder, moment, rounds};
 
 const RANKS: usize = 4;
 
@@ -13,11 +12,6 @@ fn endless(mesh: &str) -> String {
 
 fn others(rank: usize) -> impl Iterator<Item = usize> {
     (0..RANKS).filter(move |other| *other != rank)
-}
-
-/// At moments spread over a step: forward, backward, gradient sum, update.
-fn moment(round: usize) -> Duration {
-    Duration::from_millis((round as u64 * 37 + 11) % 101)
 }
 
 #[test]

@@ -1,35 +1,16 @@
 //! The same seed and mesh: the same bits, whether ranks are threads or processes.
 
 use std::path::Path;
-use std::process::Command;
 
 use burn_sp_examples::report::Report;
 
-use crate::{PROGRAM, Run, TINY, folder};
-
-fn as_threads(line: &str, report: &Path) {
-    let line = format!("{line} --report {}", report.display());
-    let output = Command::new(PROGRAM).args(line.split_whitespace()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
+use crate::run::losses;
+use crate::{Run, TINY, as_threads, folder, text};
 
 fn as_processes(line: &str, ranks: usize, report: &Path) {
     let line = format!("{line} --timeout 60 --report {}", report.display());
     let mut run = Run::start(&folder("losses"), ranks, &line);
-    // Longer than a fault may take: it works for all this time.
-    while run.mpirun.try_wait().unwrap().is_none() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    assert!(run.end().success(), "{}", run.all());
-}
-
-/// The numbers as they are written: different ones are written differently, which reading them might blur.
-fn losses(report: &str) -> Vec<&str> {
-    let lines = report.lines().map(str::trim);
-    let of = ["\"loss\"", "\"grad_norm\"", "\"validation_loss\""];
-    lines
-        .filter(|line| of.iter().any(|name| line.starts_with(name)))
-        .collect()
+    run.succeeds();
 }
 
 #[test]
@@ -42,8 +23,8 @@ fn twenty_steps_have_the_same_bits() {
         "--dp 2 --ulysses 2 --shard parameters",
         "--ulysses 4 --shard optimizer",
     ] {
-        let line = format!("{TINY} --steps 20 --batch 2 {mesh}");
         let reports = folder("reports");
+        let line = format!("{TINY} --steps 20 --batch 2 --text {} {mesh}", text(&reports).display());
         let files = [reports.join("threads.json"), reports.join("processes.json")];
         as_threads(&line, &files[0]);
         as_processes(&line, 4, &files[1]);

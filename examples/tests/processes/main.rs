@@ -5,153 +5,22 @@
 
 mod faults;
 mod losses;
+mod run;
 mod saves;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_train-transformer");
-
-/// A tiny model, whose ranks wait so many seconds for each other.
-const TINY: &str = "--hidden 32 --layers 2 --heads 4 --kv-heads 2 --seq-len 61 --dropout 0.1 --timeout 4";
-
-/// From a fault until every survivor has reported and ended: the timeout, the time for the others' answers, and what a
-/// busy machine adds.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// An empty folder of this name.
-fn folder(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("processes").join(name);
-    if folder.exists() {
-        fs::remove_dir_all(&folder).unwrap();
-    }
-    fs::create_dir_all(&folder).unwrap();
-    folder
-}
-
-/// How often a fault is tried.
-fn rounds() -> usize {
-    std::env::var("BURN_SP_FAULTS").map_or(1, |rounds| rounds.parse().expect("BURN_SP_FAULTS is a number"))
-}
-
-/// Processes of a program under one `mpirun`, each with a file for its number and one for its complaints.
-struct Run {
-    mpirun: Child,
-    folder: PathBuf,
-    ranks: usize,
-}
+use run::{PATIENCE, PROGRAM, Run, TINY, as_threads, folder, moment, rounds, text};
 
 impl Run {
-    /// `train-transformer --engine mpi` with these flags.
+    /// `train-transformer --engine mpi` with these flags, on this host.
     fn start(folder: &Path, ranks: usize, flags: &str) -> Run {
         Run::start_with(folder, ranks, flags, "")
     }
 
-    /// The same, each process after some lines of a shell that knows its `$RANK` and, as `$@`, its program and flags.
+    /// The same, each process after some lines of a shell: see [`Run::under`].
     fn start_with(folder: &Path, ranks: usize, flags: &str, lines: &str) -> Run {
-        let script = format!(
-            "cd \"$1\"; shift; RANK=$OMPI_COMM_WORLD_RANK; echo $$ > pid.$RANK\n{lines}\nexec \"$@\" 2> errors.$RANK"
-        );
-        let mpirun = Command::new("mpirun")
-            .args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()])
-            // Open MPI refuses root, as whom containers run, unless both are set.
-            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-            .args(["sh", "-c", &script, "sh"])
-            .arg(folder)
-            .arg(PROGRAM)
-            .args(["--engine", "mpi"])
-            .args(flags.split_whitespace())
-            .stdout(fs::File::create(folder.join("output")).unwrap())
-            .stderr(fs::File::create(folder.join("launcher")).unwrap())
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("mpirun is installed");
-        Run {
-            mpirun,
-            folder: folder.to_path_buf(),
-            ranks,
-        }
-    }
-
-    /// What a process complained about, with what it said of its progress.
-    fn errors(&self, rank: usize) -> String {
-        fs::read_to_string(self.folder.join(format!("errors.{rank}"))).unwrap_or_default()
-    }
-
-    /// Everything that was said, for a test that failed.
-    fn all(&self) -> String {
-        let launcher = fs::read_to_string(self.folder.join("launcher")).unwrap_or_default();
-        let ranks: Vec<_> = (0..self.ranks)
-            .map(|rank| format!("rank {rank}: {}", self.errors(rank)))
-            .collect();
-        format!("{}\nmpirun: {launcher}", ranks.join("\n"))
-    }
-
-    /// Waits until rank 0 has told of so many steps.
-    fn await_steps(&mut self, steps: usize) {
-        let begin = Instant::now();
-        while self.errors(0).matches("\nstep ").count() < steps {
-            let ended = self.mpirun.try_wait().unwrap();
-            assert!(
-                ended.is_none() && begin.elapsed() < 4 * PATIENCE,
-                "no {steps} steps: {}",
-                self.all()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Sends a signal to the process of a rank.
-    fn signal(&self, rank: usize, signal: &str) {
-        let process = fs::read_to_string(self.folder.join(format!("pid.{rank}"))).unwrap();
-        self.signal_process(process.trim(), signal);
-    }
-
-    fn signal_process(&self, process: &str, signal: &str) {
-        // By the shell's own `kill`, which every system has.
-        let sent = Command::new("sh")
-            .args(["-c", &format!("kill -{signal} {process}")])
-            .status()
-            .unwrap();
-        assert!(sent.success(), "{}", self.all());
-    }
-
-    /// Waits until all is over; ends what is not.
-    fn end(&mut self) -> ExitStatus {
-        let begin = Instant::now();
-        loop {
-            if let Some(status) = self.mpirun.try_wait().unwrap() {
-                return status;
-            }
-            if begin.elapsed() > PATIENCE {
-                self.mpirun.kill().unwrap();
-                panic!("it hangs: {}", self.all());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Waits until all is over, and checks that every survivor said why in one line with all these words.
-    fn fails(&mut self, survivors: impl IntoIterator<Item = usize>, words: &[&str]) {
-        let status = self.end();
-        assert!(!status.success(), "{}", self.all());
-        for rank in survivors {
-            let errors = self.errors(rank);
-            let report = errors.lines().filter(|line| line.starts_with("error: "));
-            let told = report.clone().any(|line| words.iter().all(|word| line.contains(word)));
-            assert!(told, "rank {rank} does not say {words:?}: {}", self.all());
-        }
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // Of a test that failed: `mpirun` takes its processes with it.
-        if let Ok(None) = self.mpirun.try_wait() {
-            let _ = self.mpirun.kill();
-            let _ = self.mpirun.wait();
-        }
+        Run::under(Command::new("mpirun"), folder, ranks, flags, lines)
     }
 }

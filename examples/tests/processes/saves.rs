@@ -6,16 +6,14 @@ use std::time::{Duration, Instant};
 
 use burn_sp::train::{SavedState, saved_states};
 
-use crate::{PATIENCE, Run, TINY, folder, rounds};
+use crate::{PATIENCE, Run, TINY, folder, rounds, text};
 
 const RANKS: usize = 4;
 
 /// Flags that name a text, which no one edits, and where states go.
 fn flags(folder: &Path) -> String {
-    let file = folder.join("text.txt");
-    let words = (0..4000u64).map(|i| ["sun ", "moon ", "star ", "sky\n"][(i * i % 11 % 4) as usize]);
-    fs::write(&file, words.collect::<String>()).unwrap();
-    let (text, states) = (file.display(), folder.join("states"));
+    let (text, states) = (text(folder), folder.join("states"));
+    let text = text.display();
     format!(
         "{TINY} --batch 2 --text {text} --save {} --save-every 1",
         states.display()

@@ -25,7 +25,7 @@ mod world;
 
 use super::processes::{Address, Control, Hub, Reported, report_on, run};
 use super::shared::seat::Seat;
-use super::shared::{lock, panics};
+use super::shared::{lock, panics, text};
 use crate::{CommError, Communicator};
 use library::Library;
 use progress::{Command, Engine, SHARED};
@@ -66,7 +66,7 @@ pub fn rank_and_size() -> Result<(usize, usize), CommError> {
 ///
 /// Every process of the run must call it. A process may call it again afterwards, if all do.
 ///
-/// The process gets handlers for SIGTERM and SIGINT, which print what the rank was doing before it ends: launchers end
+/// The process gets handlers for SIGTERM and SIGINT, unless it has its own, which print what the rank was doing before it ends: launchers end
 /// the survivors so when a rank has died.
 ///
 /// # Errors
@@ -105,6 +105,9 @@ pub fn launch<T>(config: &MpiConfig, body: impl FnOnce(Arc<dyn Communicator>) ->
     outcome
 }
 
+/// How long processes may take until all of them have started; the library itself would wait for ever.
+const INITIALISED: Duration = Duration::from_secs(300);
+
 /// How long it waits before it looks whether the world has failed.
 const LONG: Duration = Duration::from_millis(100);
 
@@ -128,6 +131,13 @@ struct Handle {
 fn engine() -> Result<&'static Handle, CommError> {
     static ENGINE: OnceLock<Result<Handle, CommError>> = OnceLock::new();
     let start = || {
+        // MPI tells a process its rank when all have started; most launchers say so before.
+        let variable = |name: &str| std::env::var(name).ok()?.parse().ok();
+        let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]
+            .into_iter()
+            .find_map(variable);
+        report_on(Reported::Starting { rank })
+            .map_err(|error| CommError::invalid(format!("mpi: its signal handler: {error}")))?;
         let (commands, inbox) = channel();
         let (ready, started) = channel();
         let run = move || {
@@ -155,11 +165,13 @@ fn engine() -> Result<&'static Handle, CommError> {
             .name("mpi".into())
             .spawn(run)
             .map_err(|error| CommError::invalid(format!("mpi: its thread cannot be started: {error}")))?;
-        let (rank, size) = started
-            .recv()
-            .map_err(|_| CommError::invalid("mpi: the library could not be initialised"))??;
-        report_on(Reported::Starting { rank })
-            .map_err(|error| CommError::failed(rank, format!("its signal handler: {error}")))?;
+        let (rank, size) = started.recv_timeout(INITIALISED).map_err(|error| match error {
+            RecvTimeoutError::Timeout => CommError::invalid(format!(
+                "mpi: not all processes came to MPI_Init within {}",
+                text(INITIALISED)
+            )),
+            RecvTimeoutError::Disconnected => CommError::invalid("mpi: the library could not be initialised"),
+        })??;
         // SAFETY: the function lives as long as the program.
         unsafe { atexit(end_mpi) };
         Ok(Handle {

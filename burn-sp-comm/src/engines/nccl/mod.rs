@@ -98,7 +98,7 @@ pub fn device() -> Result<usize, CommError> {
 /// Every process of the run must call it. A process may call it again afterwards, if all do. Tensors must be on the
 /// device of [`device`], or in host memory.
 ///
-/// The process gets handlers for SIGTERM and SIGINT, which print what the rank was doing before it ends: launchers end
+/// The process gets handlers for SIGTERM and SIGINT, unless it has its own, which print what the rank was doing before it ends: launchers end
 /// the survivors so when a rank has died.
 ///
 /// # Errors
@@ -114,7 +114,7 @@ pub fn launch<T>(config: &NcclConfig, body: impl FnOnce(Arc<dyn Communicator>) -
     let number = library::device_of(&environment)?;
     let Environment { rank, size, .. } = environment;
 
-    report_on(Reported::Starting { rank })
+    report_on(Reported::Starting { rank: Some(rank) })
         .map_err(|error| CommError::failed(rank, format!("its signal handler: {error}")))?;
     let met = meet(&environment, config.timeout)?;
     run(rank, size, config.timeout, met, |control| {

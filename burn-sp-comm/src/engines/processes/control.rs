@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -367,13 +368,22 @@ impl Control {
     }
 }
 
-/// A line to the first of the addresses where the hub is: others of them may lead to a stranger, such as the loopback
-/// address of another host.
+/// A line to one of the addresses where the hub is. Others of them may lead nowhere, or to a stranger, such as the
+/// loopback address of another host; so they are all tried at once, and the first that answers rightly is taken.
 fn connect(addresses: &[SocketAddr], deadline: Instant, hello: &ToHub) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "it gave no address");
     while Instant::now() < deadline {
+        let (found, lines) = channel();
         for address in addresses {
-            match greet(address, hello) {
+            let (address, found) = (*address, found.clone());
+            let connect = move || drop(found.send(TcpStream::connect_timeout(&address, WORD)));
+            std::thread::Builder::new()
+                .name("way to the hub".into())
+                .spawn(connect)?;
+        }
+        drop(found);
+        for line in lines {
+            match line.and_then(|line| greet(line, hello)) {
                 Ok(line) => return Ok(line),
                 Err(error) => last = error,
             }
@@ -383,17 +393,13 @@ fn connect(addresses: &[SocketAddr], deadline: Instant, hello: &ToHub) -> io::Re
     Err(last)
 }
 
-fn greet(address: &SocketAddr, hello: &ToHub) -> io::Result<TcpStream> {
-    let mut line = TcpStream::connect_timeout(address, WORD)?;
+fn greet(mut line: TcpStream, hello: &ToHub) -> io::Result<TcpStream> {
     line.set_nodelay(true)?;
     line.set_write_timeout(Some(WORD))?;
     line.set_read_timeout(Some(WORD))?;
     send(&mut line, hello)?;
     match receive(&mut line)? {
-        ToRank::Admitted => {
-            line.set_read_timeout(None)?;
-            Ok(line)
-        }
+        ToRank::Admitted => Ok(line),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "someone else answers there")),
     }
 }

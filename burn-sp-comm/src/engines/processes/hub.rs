@@ -11,7 +11,7 @@ use std::io;
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -60,6 +60,7 @@ impl Hub {
             size,
             cookie,
             silence: silence(timeout),
+            lines: Arc::default(),
             events,
         };
         let closed = shut.clone();
@@ -92,11 +93,17 @@ impl Hub {
     }
 }
 
+/// A rank's line. It may have had others before, on which it gave up.
+struct Line {
+    number: u64,
+    stream: TcpStream,
+}
+
 /// What the hub's thread hears.
 enum Event {
-    Line { rank: usize, line: TcpStream },
+    Line { rank: usize, line: Line },
     Message { rank: usize, message: ToHub },
-    Closed { rank: usize, why: String },
+    Closed { rank: usize, number: u64, why: String },
 }
 
 /// Where ranks come in.
@@ -105,6 +112,7 @@ struct Door {
     size: usize,
     cookie: u64,
     silence: Duration,
+    lines: Arc<AtomicU64>,
     events: Sender<Event>,
 }
 
@@ -149,6 +157,8 @@ impl Door {
             .and_then(|()| line.try_clone());
         let Ok(mut ear) = ready else { return };
         // Sending fails only when the hub has ended.
+        let number = self.lines.fetch_add(1, Ordering::Relaxed);
+        let line = Line { number, stream: line };
         if events.send(Event::Line { rank, line }).is_err() {
             return;
         }
@@ -158,7 +168,7 @@ impl Door {
                 Err(error) => break ending(&error, silence),
             }
         };
-        drop(events.send(Event::Closed { rank, why }));
+        drop(events.send(Event::Closed { rank, number, why }));
     }
 }
 
@@ -207,7 +217,7 @@ struct Open {
 }
 
 struct Board {
-    lines: Vec<Option<TcpStream>>,
+    lines: Vec<Option<Line>>,
     /// The latest answers.
     doing: Vec<Option<String>>,
     left: Vec<Left>,
@@ -271,9 +281,12 @@ impl Board {
                 }
             }
             Event::Message { rank, message } => self.hear_rank(rank, message),
-            // It gave up on this line and tries another, or will be missed.
+            // It gave up on this line and has another.
+            Event::Closed { rank, number, .. }
+                if self.lines[rank].as_ref().is_some_and(|line| line.number != number) => {}
+            // Or it will have one, or be missed.
             Event::Closed { rank, .. } if !self.welcome => self.lines[rank] = None,
-            Event::Closed { rank, why } => {
+            Event::Closed { rank, why, .. } => {
                 let before = std::mem::replace(&mut self.left[rank], Left::Ended);
                 if before != Left::Ended {
                     let error = move |doing| CommError::Died {
@@ -444,8 +457,8 @@ pub fn late(waiting: &str, left: Option<usize>, doing: &str) -> CommError {
 
 /// A rank that cannot be told has died or is stuck. What is left of a message would spoil the next one, so its line is
 /// closed, and what listens to it notices.
-fn tell(line: &mut Option<TcpStream>, message: &ToRank) {
-    if let Some(stream) = line
+fn tell(line: &mut Option<Line>, message: &ToRank) {
+    if let Some(Line { stream, .. }) = line
         && send(stream, message).is_err()
     {
         // It may be closed already.

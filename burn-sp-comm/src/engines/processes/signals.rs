@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long the report of a failure may come after the signal: the hub may hear of a death a little later than the
-/// launcher. Launchers wait a second or more before they kill.
+/// launcher. Launchers mostly wait about a second before they kill.
 const MOMENT: Duration = Duration::from_millis(400);
 
 /// What there is to report on.
@@ -18,8 +18,8 @@ const MOMENT: Duration = Duration::from_millis(400);
 pub enum Reported {
     /// Nothing: no rank has started, or it has ended well.
     Nothing,
-    /// A rank that waits for the others to start.
-    Starting { rank: usize },
+    /// A rank that waits for the others to start, and its number if it is known.
+    Starting { rank: Option<usize> },
     /// A rank that is running, or has failed.
     Running(Arc<Control>),
 }
@@ -34,7 +34,11 @@ pub fn report_on(reported: Reported) -> std::io::Result<()> {
     static INSTALLED: OnceLock<Result<(), String>> = OnceLock::new();
     *lock(&REPORTED) = reported;
     let install = || -> std::io::Result<()> {
-        let mut signals = Signals::new([SIGTERM, SIGINT])?;
+        let free: Vec<i32> = [SIGTERM, SIGINT]
+            .into_iter()
+            .filter(|signal| is_free(*signal))
+            .collect();
+        let mut signals = Signals::new(free)?;
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for signal in signals.forever() {
                 let reported = lock(&REPORTED).clone();
@@ -42,8 +46,9 @@ pub fn report_on(reported: Reported) -> std::io::Result<()> {
                 match reported {
                     Reported::Nothing => {}
                     Reported::Starting { rank } => {
+                        let rank = rank.map_or("a rank".into(), |rank| format!("rank {rank}"));
                         complain(format_args!(
-                            "error: rank {rank} was ended by {name}: waiting for all ranks to start"
+                            "error: {rank} was ended by {name}: waiting for all ranks to start"
                         ));
                     }
                     Reported::Running(control) => report(&control, name),
@@ -60,21 +65,34 @@ pub fn report_on(reported: Reported) -> std::io::Result<()> {
 
 fn report(control: &Control, name: &str) {
     let until = Instant::now() + MOMENT;
-    while control.failure().is_none() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    if control.has_ended() {
+    let (rank, mut told) = (control.rank(), control.failure());
+    match &told {
         // The program is about to print what there is to say, and to end.
-        std::thread::sleep(MOMENT);
-    }
-    let rank = control.rank();
-    match control.failure() {
+        _ if control.has_ended() => {}
         Some(error) => complain(format_args!("error: {error} (rank {rank} was then ended by {name})")),
-        None if control.has_ended() => {}
+        // At once, as nobody knows when the launcher kills.
         None => complain(format_args!(
             "error: rank {rank} was ended by {name}: {}",
             control.activity()
         )),
+    }
+    while Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+        if told.is_none()
+            && let Some(error) = control.failure()
+        {
+            complain(format_args!("error: {error}"));
+            told = Some(error);
+        }
+    }
+}
+
+/// Whether the program has left a signal as it was: what it does itself about one, or ignores, is left to it.
+fn is_free(signal: i32) -> bool {
+    // SAFETY: a handler of nothing but zeros may be overwritten, and nothing is changed.
+    unsafe {
+        let mut handler: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut handler) == 0 && handler.sa_sigaction == libc::SIG_DFL
     }
 }
 

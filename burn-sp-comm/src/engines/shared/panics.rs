@@ -36,7 +36,11 @@ pub fn caught<T>(rank: usize, body: impl FnOnce() -> T) -> Result<T, CommError> 
     let result = catch_unwind(AssertUnwindSafe(body));
     WATCHED.set(false);
     result.map_err(|payload| match payload.downcast::<CommError>() {
-        Ok(error) => *error,
+        // The others learn who it was.
+        Ok(error) => match *error {
+            CommError::Invalid { message } if !message.starts_with("rank ") => CommError::failed(rank, message),
+            error => error,
+        },
         Err(other) => describe(rank, &*other),
     })
 }

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bool, BoolStore, DType, Device, Int, Tensor, TensorData};
-use burn_sp_comm::{CommError, Site, raise};
+use burn_sp_comm::{Buffer, Collective, CommError, Site, Transfer, raise};
 
 use super::folder::name;
 use super::optimizer::Moments;
@@ -45,6 +45,14 @@ pub(super) fn save<M: Module, O: StatefulOptimizer>(
         }
         module.visit(&mut stream);
     }
+    // On some engines a rank learns of a failure later than of a result: nothing is published before all are known to be
+    // well.
+    let world = store.device.mesh().world();
+    let met = Transfer {
+        op: Collective::Barrier,
+        buffer: Buffer::empty(),
+    };
+    world.run(vec![met], site).unwrap_or_else(|error| raise(error));
     let finish = || draft.map_or(Ok(()), Draft::finish);
     store.made_by_first(finish, site)?;
     Ok(store.folder.join(name(info.step)))

@@ -89,8 +89,10 @@ impl Draft {
         for old in &states[..states.len().saturating_sub(KEPT)] {
             // Half of a state must not look like one.
             let hidden = store.join(hidden(step_of(old).expect("states are called by their steps")));
-            fs::rename(old, &hidden).map_err(StateError::write(old))?;
-            fs::remove_dir_all(&hidden).map_err(StateError::write(&hidden))?;
+            // The new state is safe; what is left of old ones is removed after the next save.
+            if let Err(left) = fs::rename(old, &hidden).and_then(|()| fs::remove_dir_all(&hidden)) {
+                tracing::warn!("{} cannot be removed: {left}", old.display());
+            }
         }
         Ok(())
     }
