@@ -10,7 +10,7 @@
 //! | [`device`] | what an engine asks of a tensor on a device |
 //! | [`plan`] | a collective as a table: which box of which rank goes where |
 //! | [`communicator`] | the object-safe trait that every engine implements |
-//! | [`engines`] | engines: [`engines::threads`], ranks as threads of one process |
+//! | [`engines`] | engines: ranks as threads of one process, as processes over MPI, as CUDA devices over NCCL |
 //! | [`error`] | the report that every rank gets when one of them fails |
 //! | [`stats`] | calls, bytes and seconds per operation and axis |
 

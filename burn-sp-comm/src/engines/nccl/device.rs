@@ -98,6 +98,8 @@ impl OnDevice<'_> {
 
     /// By way of the device: NCCL reaches no host memory.
     fn in_host_memory(&self, calls: Vec<Call>) -> Result<Vec<Option<Buffer>>, CommError> {
+        // NCCL is to be called in one order on all ranks, and what came before is on another stream.
+        self.world.watch.idle()?;
         let stream = &self.world.device.stream;
         let mut slices: Vec<CudaSlice<u8>> = Vec::new();
         let mut asked = Vec::with_capacity(calls.len());

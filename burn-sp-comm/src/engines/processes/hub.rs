@@ -19,8 +19,11 @@ use std::time::{Duration, Instant};
 /// How long ranks may take to say what they are doing. They answer at once unless their host is in trouble.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long a rank may take to accept a message, and after a failure to end.
+/// How long a rank may take to accept a message.
 const STUCK: Duration = Duration::from_secs(2);
+
+/// How long ranks may take to end after a failure, until all are told that they may: less than they wait for it.
+const ENDING: Duration = Duration::from_millis(700);
 
 /// The hub's thread, to be waited for.
 pub struct Hub {
@@ -384,7 +387,7 @@ impl Board {
         }
         self.tell_all(&ToRank::Failed(error.clone()));
         // Those who have not come yet have until the deadline to hear of it.
-        let until = Instant::now() + STUCK;
+        let until = Instant::now() + ENDING;
         let until = if self.welcome { until } else { until.max(self.deadline) };
         self.verdict = Verdict::Spoken { error, until };
     }

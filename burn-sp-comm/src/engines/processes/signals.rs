@@ -50,6 +50,8 @@ pub fn report_on(reported: Reported) -> std::io::Result<()> {
                         complain(format_args!(
                             "error: {rank} was ended by {name}: waiting for all ranks to start"
                         ));
+                        // Some launchers kill the others as soon as one has ended.
+                        std::thread::sleep(MOMENT);
                     }
                     Reported::Running(control) => report(&control, name),
                 }
@@ -66,11 +68,10 @@ pub fn report_on(reported: Reported) -> std::io::Result<()> {
 fn report(control: &Control, name: &str) {
     let until = Instant::now() + MOMENT;
     let (rank, mut told) = (control.rank(), control.failure());
+    // At once, as nobody knows when the launcher kills, or whether the program comes to print it itself.
     match &told {
-        // The program is about to print what there is to say, and to end.
-        _ if control.has_ended() => {}
         Some(error) => complain(format_args!("error: {error} (rank {rank} was then ended by {name})")),
-        // At once, as nobody knows when the launcher kills.
+        None if control.has_ended() => {}
         None => complain(format_args!(
             "error: rank {rank} was ended by {name}: {}",
             control.activity()
