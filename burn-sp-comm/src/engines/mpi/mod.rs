@@ -8,7 +8,7 @@
 //!
 //! Tensors are sent from where they lie and received where the result is to be; only the terms of sums are received
 //! beside it. Sums are taken in rank order, so they have the bits of the [`threads`](super::threads) engine. One thread
-//! a process makes all calls of the library ([`progress`]), so collectives that were started move on while ranks
+//! a process makes all calls of the library, so collectives that were started move on while ranks
 //! compute.
 //!
 //! Tensors on a device go through host memory: the backend's own, pinned where it has such.
