@@ -1,6 +1,7 @@
 //! A rank's end of its line to the hub: what the process knows of the world, and how it tells the world of itself.
 
-use super::hub::{Address, ending, late};
+use super::gate::ending;
+use super::hub::{Address, late};
 use super::signals::complain;
 use super::wire::{Called, PULSE, ToHub, ToRank, receive, send, silence};
 use crate::CommError;

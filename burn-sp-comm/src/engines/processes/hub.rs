@@ -1,26 +1,24 @@
 //! The hub, on rank 0: one thread that hears all ranks and tells all of them the same.
 
-use super::wire::{Called, Compared, PULSE, ToHub, ToRank, receive, send, silence};
+use super::gate::{Event, Gate, Line};
+use super::wire::{Called, Compared, PULSE, ToHub, ToRank, send, silence};
 use crate::engines::shared::fingerprint::Signature;
-use crate::engines::shared::{deadline, names, text};
+use crate::engines::shared::{deadline, names};
 use crate::{Collective, CommError};
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
-use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long ranks may take to say what they are doing. They answer at once unless their host is in trouble.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// How long a rank may take to accept a message.
-const STUCK: Duration = Duration::from_secs(2);
 
 /// How long ranks may take to end after a failure, until all are told that they may: less than they wait for it.
 const ENDING: Duration = Duration::from_millis(700);
@@ -59,7 +57,7 @@ impl Hub {
         let cookie = RandomState::new().hash_one(port);
         let (events, inbox) = channel();
         let shut = Arc::new(AtomicBool::new(false));
-        let door = Door {
+        let gate = Gate {
             size,
             cookie,
             silence: silence(timeout),
@@ -68,8 +66,8 @@ impl Hub {
         };
         let closed = shut.clone();
         std::thread::Builder::new()
-            .name("hub's door".into())
-            .spawn(move || door.stand_open(&listener, &closed))?;
+            .name("hub's gate".into())
+            .spawn(move || gate.stand_open(&listener, &closed))?;
         let board = Board {
             lines: (0..size).map(|_| None).collect(),
             doing: vec![None; size],
@@ -93,99 +91,6 @@ impl Hub {
     pub fn join(self) {
         // It has nothing to return, and a panic of it was printed.
         let _ = self.thread.join();
-    }
-}
-
-/// A rank's line. It may have had others before, on which it gave up.
-struct Line {
-    number: u64,
-    stream: TcpStream,
-}
-
-/// What the hub's thread hears.
-enum Event {
-    Line { rank: usize, line: Line },
-    Message { rank: usize, message: ToHub },
-    Closed { rank: usize, number: u64, why: String },
-}
-
-/// Where ranks come in.
-#[derive(Clone)]
-struct Door {
-    size: usize,
-    cookie: u64,
-    silence: Duration,
-    lines: Arc<AtomicU64>,
-    events: Sender<Event>,
-}
-
-impl Door {
-    /// Greets whoever comes, each on a thread of its own, so that a stranger holds up nobody.
-    fn stand_open(&self, listener: &TcpListener, shut: &AtomicBool) {
-        // Accepting cannot time out, so it looks now and then.
-        if listener.set_nonblocking(true).is_err() {
-            return;
-        }
-        while !shut.load(Ordering::Relaxed) {
-            match listener.accept() {
-                Ok((line, _)) => {
-                    let door = self.clone();
-                    let greet = std::thread::Builder::new().name("hub's ear".into());
-                    // If there is no thread for it, the rank tries again.
-                    let _ = greet.spawn(move || door.admit(line));
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(2)),
-            }
-        }
-    }
-
-    /// Lets a rank in, and listens to it.
-    fn admit(self, mut line: TcpStream) {
-        let Door { events, silence, .. } = self;
-        let greeted = line
-            .set_nonblocking(false)
-            .and_then(|()| line.set_nodelay(true))
-            .and_then(|()| line.set_read_timeout(Some(STUCK)))
-            .and_then(|()| receive(&mut line));
-        let Ok(ToHub::Hello { cookie, rank }) = greeted else {
-            return; // A stranger.
-        };
-        if cookie != self.cookie || rank >= self.size {
-            return;
-        }
-        let ready = line
-            .set_read_timeout(Some(silence))
-            .and_then(|()| line.set_write_timeout(Some(STUCK)))
-            .and_then(|()| send(&mut line, &ToRank::Admitted))
-            .and_then(|()| line.try_clone());
-        let Ok(mut ear) = ready else { return };
-        // Sending fails only when the hub has ended.
-        let number = self.lines.fetch_add(1, Ordering::Relaxed);
-        let line = Line { number, stream: line };
-        if events.send(Event::Line { rank, line }).is_err() {
-            return;
-        }
-        let why = loop {
-            match receive(&mut ear) {
-                Ok(message) => drop(events.send(Event::Message { rank, message })),
-                Err(error) => break ending(&error, silence),
-            }
-        };
-        drop(events.send(Event::Closed { rank, number, why }));
-    }
-}
-
-/// What it means that a line ends.
-pub fn ending(error: &io::Error, silence: Duration) -> String {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "its process ended without a farewell".into(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            format!(
-                "nothing was heard of it for {}: its host or the network is down, or it is stopped",
-                text(silence)
-            )
-        }
-        _ => format!("its line broke: {error}"),
     }
 }
 
@@ -251,7 +156,7 @@ impl Board {
                 Ok(event) => self.hear(event),
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= until => self.time_is_up(),
                 Err(RecvTimeoutError::Timeout) => {}
-                // The door is shut and every line closed.
+                // The gate is shut and every line closed.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if let Verdict::Asked { .. } = self.verdict

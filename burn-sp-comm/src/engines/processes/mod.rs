@@ -8,6 +8,7 @@
 mod control;
 #[cfg(feature = "nccl")]
 mod environment;
+mod gate;
 mod hub;
 #[cfg(feature = "nccl")]
 mod rendezvous;

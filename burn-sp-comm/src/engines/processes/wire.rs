@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+/// How long the hub waits for a rank to accept a message, or to say who it is.
+pub const STUCK: Duration = Duration::from_secs(2);
+
 /// How often each side of a line says that it lives.
 pub const PULSE: Duration = Duration::from_secs(5);
 
