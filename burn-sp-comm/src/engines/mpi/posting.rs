@@ -3,7 +3,7 @@
 use super::area::Area;
 use super::call::{Landing, Round, Slot, bytes, messages};
 use super::world::{Devices, Group, World};
-use crate::copy::{Output, dense, write};
+use crate::copy::{Output, Target, dense, write};
 use crate::engines::shared::activity;
 use crate::engines::shared::seat::{Posted, World as _};
 use crate::engines::shared::{names, text};
@@ -21,8 +21,12 @@ const SMALL: usize = 32 << 10;
 pub enum Own {
     /// Its tensors, which are the result unless others are handed over to it.
     Kept(Vec<Buffer>),
-    /// Its tensors, and the plans of the results.
-    Placed { buffers: Vec<Buffer>, plans: Vec<Plan> },
+    /// Its tensors, the plans of the results, and where the results lie.
+    Placed {
+        buffers: Vec<Buffer>,
+        plans: Vec<Plan>,
+        targets: Vec<Target>,
+    },
     /// Nothing: the engine's thread makes the sums, so that the others get them whether or not this rank waits.
     Summed(Sums),
 }
@@ -55,9 +59,14 @@ impl Own {
         let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
         let outputs = plans.iter().zip(buffers);
         let outputs = outputs.map(|(plan, buffer)| (Output::new(&plan.shape, buffer.dtype()), plan.shape.clone()));
-        let (landing, round) = lay_out(outputs.collect(), &plans, &exchange, buffers);
-        let buffers = buffers.to_vec();
-        Ok((Own::Placed { buffers, plans }, landing, round))
+        let (mut landing, round) = lay_out(outputs.collect(), &plans, &exchange, buffers);
+        let targets = landing.outputs.iter_mut().map(|(output, _)| output.target()).collect();
+        let own = Own::Placed {
+            buffers: buffers.to_vec(),
+            plans,
+            targets,
+        };
+        Ok((own, landing, round))
     }
 
     /// A large all-reduce: everyone sums an equal part of the flat tensor.
@@ -220,7 +229,32 @@ fn flatten(buffer: &Buffer) -> Result<Buffer, CommError> {
     Buffer::new(view.bytes.clone(), vec![elements], vec![1], view.offset, dtype)
 }
 
-/// Adds and copies what is this rank's own to do, when all terms are there.
+/// Copies what a rank has of its own results.
+///
+/// # Safety
+/// The targets' memory must be alive.
+unsafe fn copy_own(plans: &[Plan], buffers: &[Buffer], rank: usize, targets: &[Target]) {
+    for (transfer, plan) in plans.iter().enumerate() {
+        for tile in &plan.tiles {
+            if let [from] = &tile.sources[..]
+                && from.rank == rank
+            {
+                let own = Source {
+                    rank: 0,
+                    start: from.start.clone(),
+                };
+                let tile = Tile {
+                    sources: vec![own],
+                    ..tile.clone()
+                };
+                // SAFETY: the tile lies in the result, and no message is received there.
+                unsafe { write(&tile, &[Some(&buffers[transfer])], &targets[transfer]) };
+            }
+        }
+    }
+}
+
+/// Adds and copies what came in beside the results, when all of it is there.
 fn complete(plans: &[Plan], buffers: &[Buffer], rank: usize, landing: &mut Landing) {
     for (transfer, plan) in plans.iter().enumerate() {
         let target = landing.outputs[transfer].0.target();
@@ -230,8 +264,8 @@ fn complete(plans: &[Plan], buffers: &[Buffer], rank: usize, landing: &mut Landi
                 tile: index,
                 source,
             };
-            if tile.sources.len() == 1 && tile.sources[0].rank != rank && !landing.terms.contains_key(&place(0)) {
-                continue; // It was received there.
+            if tile.sources.len() == 1 && !landing.terms.contains_key(&place(0)) {
+                continue; // It was received there, or copied.
             }
             let mut sources = Vec::new();
             let mut terms = Vec::new();
@@ -278,10 +312,21 @@ pub struct UnderWay {
 
 impl Posted for UnderWay {
     fn results(self: Box<Self>, deadline: Instant) -> Result<Vec<Buffer>, CommError> {
+        if let Own::Placed {
+            buffers,
+            plans,
+            targets,
+        } = &self.own
+        {
+            // While the others' part is on its way.
+            // SAFETY: results are held by the call, then by its slot until they are taken from it below; of a call that
+            // failed or was given up they are never freed.
+            unsafe { copy_own(plans, buffers, self.rank, targets) };
+        }
         let mut landing = self.await_slot(&self.slot, deadline)?;
         match &self.own {
             Own::Kept(_) | Own::Summed(_) => {}
-            Own::Placed { buffers, plans } => complete(plans, buffers, self.rank, &mut landing),
+            Own::Placed { buffers, plans, .. } => complete(plans, buffers, self.rank, &mut landing),
         }
         let results: Vec<Buffer> = match self.own {
             Own::Kept(buffers) if landing.outputs.is_empty() => buffers,
