@@ -65,6 +65,25 @@ fn a_rank_with_another_configuration_is_named() {
     }
 }
 
+/// The same flags, but what they name is not the same.
+#[test]
+fn a_rank_with_another_text_is_named() {
+    let folder = folder("text");
+    for (place, line) in [("here", "sun and moon\n"), ("there", "sun and star\n")] {
+        std::fs::create_dir(folder.join(place)).unwrap();
+        std::fs::write(folder.join(place).join("text.txt"), line.repeat(400)).unwrap();
+    }
+    let flags = endless("--ulysses 4 --text text.txt");
+    let own = "exec 2> errors.$RANK; if [ $RANK = 3 ]; then cd there; else cd here; fi; exec \"$@\"";
+    let mut run = Run::start_with(&folder, RANKS, &flags, own);
+    let words = [
+        "different configurations: data is \"5200 bytes, hash ",
+        " on rank 0 and \"5200 bytes, hash ",
+        "rank 3",
+    ];
+    run.fails(0..RANKS, &words);
+}
+
 #[test]
 fn a_rank_of_another_mesh_is_refused_or_named() {
     for _ in 0..rounds() {
