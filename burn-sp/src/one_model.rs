@@ -17,6 +17,18 @@ pub(crate) fn of_first<M: Module>(module: M, group: &dyn Communicator, site: Sit
     module.map(&mut FromFirst { group, site })
 }
 
+/// What rank 0 of the group has, on all its ranks.
+pub(crate) fn buffer_of_first(own: Option<Buffer>, group: &dyn Communicator, site: Site) -> Buffer {
+    let transfer = Transfer {
+        op: Collective::Broadcast { root: 0 },
+        buffer: own.unwrap_or_else(Buffer::empty),
+    };
+    match group.run(vec![transfer], site) {
+        Ok(mut buffers) => buffers.remove(0),
+        Err(error) => raise(error),
+    }
+}
+
 /// What a model is, but for its numbers.
 #[derive(Default)]
 struct Shapes {
@@ -86,25 +98,14 @@ impl FromFirst<'_> {
     /// The numbers of rank 0, where this is another rank.
     fn data(&self, own: impl FnOnce() -> TensorData) -> Option<TensorData> {
         let first = self.group.rank() == 0;
-        let buffer = match first {
-            true => {
-                let (bytes, shape, dtype) = own().into_parts();
-                Buffer::contiguous(bytes, shape.to_vec(), dtype).unwrap_or_else(|error| raise(error))
-            }
-            false => Buffer::empty(),
-        };
-        let transfer = Transfer {
-            op: Collective::Broadcast { root: 0 },
-            buffer,
-        };
-        let mut buffers = self
-            .group
-            .run(vec![transfer], self.site)
-            .unwrap_or_else(|error| raise(error));
+        let own = first.then(|| {
+            let (bytes, shape, dtype) = own().into_parts();
+            Buffer::contiguous(bytes, shape.to_vec(), dtype).unwrap_or_else(|error| raise(error))
+        });
+        let buffer = buffer_of_first(own, self.group, self.site);
         if first {
             return None;
         }
-        let buffer = buffers.remove(0);
         let (shape, dtype) = (buffer.shape().to_vec(), buffer.dtype());
         let bytes = buffer.into_bytes().unwrap_or_else(|error| raise(error));
         Some(TensorData::from_bytes(bytes, shape, dtype))

@@ -87,7 +87,7 @@ impl Job<'_> {
             progress.line(line);
         }
         progress.line(&format!("model: {} parameters", model.num_params()));
-        let outcomes = launch_module(&run.launch(), &devices, model, |device, model| {
+        let mut outcomes = launch_module(&run.launch(), &devices, model, |device, model| {
             let account = memory::enter(device.rank());
             agree(&self.config, &self.data, device.mesh().world().as_ref());
             let gauge = match run.device {
@@ -124,7 +124,6 @@ impl Job<'_> {
         })?;
         progress.finish();
         // Steps, losses and everyone's figures are known to every rank; there is one in every process.
-        let mut outcomes = outcomes;
         Ok(self.report(outcomes.swap_remove(0)))
     }
 

@@ -90,7 +90,7 @@ impl Engine {
             };
         }
         let channel = self.groups.choose(&self.library)?;
-        group.channel.get_or_init(|| channel);
+        group.extra.get_or_init(|| channel);
         let founding = Founding {
             id: group.id,
             ranks: group.ranks.clone(),
@@ -146,7 +146,7 @@ impl Engine {
             });
             return Ok(());
         }
-        group.channel.get_or_init(|| founding.channel);
+        group.extra.get_or_init(|| founding.channel);
         self.resume()
     }
 }

@@ -23,7 +23,7 @@ mod progress;
 mod tags;
 mod world;
 
-use super::processes::{Address, Control, Hub, Reported, report_on, run};
+use super::processes::{Address, Control, Hub, ProcessWorld, Reported, report_on, run};
 use super::shared::seat::Seat;
 use super::shared::{lock, panics, text};
 use crate::{CommError, Communicator};
@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use world::{Group, World};
+use world::{World, everyone};
 
 /// How to run ranks as processes over MPI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +66,8 @@ pub fn rank_and_size() -> Result<(usize, usize), CommError> {
 ///
 /// Every process of the run must call it. A process may call it again afterwards, if all do.
 ///
-/// The process gets handlers for SIGTERM and SIGINT, unless it has its own, which print what the rank was doing before it ends: launchers end
-/// the survivors so when a rank has died.
+/// The process gets handlers for SIGTERM and SIGINT, unless it has its own, which print what the rank was doing before
+/// it ends: launchers end the survivors so when a rank has died.
 ///
 /// # Errors
 /// If any rank fails, the first failure, the same on every rank: see [`threads::launch`](super::threads::launch); and
@@ -87,11 +87,11 @@ pub fn launch<T>(config: &MpiConfig, body: impl FnOnce(Arc<dyn Communicator>) ->
     let outcome = run(rank, size, config.timeout, met, |control| {
         *lock(&PRESENT) = Some(control.clone());
         engine.tell(Command::Launch(control.clone()))?;
-        let everyone = Group::everyone(size, launches);
+        let everyone = everyone(size, launches);
         let world = World::new(control.clone(), engine.commands(), &everyone);
         let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
         let result = panics::caught(rank, || body(comm))?;
-        control.announce_end(world.called());
+        control.announce_end(world.groups().called());
         let (reply, drained) = channel();
         world.tell(Command::Drain(reply))?;
         while drained.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
@@ -127,9 +127,11 @@ struct Handle {
     launches: AtomicU64,
 }
 
+/// The engine of this process, once it is asked for.
+static ENGINE: OnceLock<Result<Handle, CommError>> = OnceLock::new();
+
 /// Starts the engine's thread, once a process.
 fn engine() -> Result<&'static Handle, CommError> {
-    static ENGINE: OnceLock<Result<Handle, CommError>> = OnceLock::new();
     let start = || {
         // MPI tells a process its rank when all have started; most launchers say so before.
         let variable = |name: &str| std::env::var(name).ok()?.parse().ok();
@@ -146,19 +148,14 @@ fn engine() -> Result<&'static Handle, CommError> {
                 Err(error) => return drop(ready.send(Err(error))),
             };
             let (rank, size) = (library.rank, library.size);
-            match Engine::new(library, inbox) {
-                Ok(engine) => {
-                    // Whoever started it waits for this.
-                    let _ = ready.send(Ok((rank, size)));
-                    // MPI may write to what it holds for as long as the process lives.
-                    let mut engine = ManuallyDrop::new(engine);
-                    if catch_unwind(AssertUnwindSafe(|| engine.run())).is_err()
-                        && let Some(control) = lock(&PRESENT).clone()
-                    {
-                        control.fail(CommError::failed(rank, "the thread of the MPI engine panicked"));
-                    }
-                }
-                Err(fault) => drop(ready.send(Err(CommError::failed(rank, format!("MPI: {fault}"))))),
+            // MPI may write to what it holds for as long as the process lives.
+            let mut engine = ManuallyDrop::new(Engine::new(library, inbox));
+            // Whoever started it waits for this.
+            let _ = ready.send(Ok((rank, size)));
+            if catch_unwind(AssertUnwindSafe(|| engine.run())).is_err()
+                && let Some(control) = lock(&PRESENT).clone()
+            {
+                control.fail(CommError::failed(rank, "the thread of the MPI engine panicked"));
             }
         };
         std::thread::Builder::new()
@@ -181,16 +178,8 @@ fn engine() -> Result<&'static Handle, CommError> {
             launches: AtomicU64::new(0),
         })
     };
-    match ENGINE.get_or_init(start) {
-        Ok(handle) => {
-            HANDLE.get_or_init(|| handle);
-            Ok(handle)
-        }
-        Err(error) => Err(error.clone()),
-    }
+    ENGINE.get_or_init(start).as_ref().map_err(CommError::clone)
 }
-
-static HANDLE: OnceLock<&'static Handle> = OnceLock::new();
 
 unsafe extern "C" {
     fn atexit(then: extern "C" fn()) -> std::ffi::c_int;
@@ -198,7 +187,7 @@ unsafe extern "C" {
 
 /// Ends MPI when the process does.
 extern "C" fn end_mpi() {
-    let Some(handle) = HANDLE.get() else { return };
+    let Some(Ok(handle)) = ENGINE.get() else { return };
     if !ENDED_WELL.load(Ordering::Relaxed) {
         return;
     }
@@ -229,7 +218,7 @@ impl Handle {
             ),
             _ => None,
         };
-        let (hub, mut bytes) = match opened {
+        let (hub, bytes) = match opened {
             Some((hub, mut address)) => {
                 // As many as fit; a host has few.
                 let bytes = loop {
@@ -244,10 +233,7 @@ impl Handle {
             None => (None, Vec::new()),
         };
         let (reply, shared) = channel();
-        self.tell(Command::Share {
-            bytes: std::mem::take(&mut bytes),
-            reply,
-        })?;
+        self.tell(Command::Share { bytes, reply })?;
         let bytes = shared.recv_timeout(timeout).map_err(|_| CommError::Timeout {
             report: format!("rank {} waited {timeout:?} for the other processes to start", self.rank),
         })?;

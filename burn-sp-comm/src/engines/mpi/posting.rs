@@ -5,8 +5,8 @@ use super::call::{Landing, Round, Slot, bytes, messages};
 use super::world::{Devices, Group, World};
 use crate::copy::{Output, Target, dense, write};
 use crate::engines::shared::activity;
+use crate::engines::shared::names;
 use crate::engines::shared::seat::{Posted, World as _};
-use crate::engines::shared::{names, text};
 use crate::exchange::{Exchange, Piece, Place, all_reduce_steps};
 use crate::plan::{Plan, Source, Tile};
 use crate::{Buffer, Collective, CommError, DeviceTensor, Parts};
@@ -28,83 +28,86 @@ pub enum Own {
         targets: Vec<Target>,
     },
     /// Nothing: the engine's thread makes the sums, so that the others get them whether or not this rank waits.
-    Summed(Sums),
+    Summed,
 }
 
 /// A large all-reduce: flat tensors, and of each flat sum this rank's own part, which the others then get.
-#[derive(Clone)]
 pub struct Sums {
     buffers: Vec<Buffer>,
     plans: Vec<Plan>,
 }
 
-impl Own {
-    /// Room for the results, and the messages of the first round.
-    ///
-    /// # Errors
-    /// If the plans do not fit, which the caller has ruled out.
-    pub fn place(
-        ops: &[Collective],
-        plans: Vec<Plan>,
-        buffers: &[Buffer],
-        size: usize,
-        rank: usize,
-    ) -> Result<(Own, Landing, Round), CommError> {
-        let bytes = |buffer: &Buffer| buffer.num_elements() * buffer.dtype().size();
-        let all: usize = buffers.iter().map(bytes).sum();
-        if ops[0] == Collective::AllReduce && all > SMALL {
-            return Own::sum(buffers, size, rank);
-        }
-        let transfers: Vec<_> = ops.iter().zip(buffers.iter().map(Buffer::shape)).collect();
-        let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
-        let outputs = plans.iter().zip(buffers);
-        let outputs = outputs.map(|(plan, buffer)| (Output::new(&plan.shape, buffer.dtype()), plan.shape.clone()));
-        let (mut landing, round) = lay_out(outputs.collect(), &plans, &exchange, buffers);
-        let targets = landing.outputs.iter_mut().map(|(output, _)| output.target()).collect();
-        let own = Own::Placed {
-            buffers: buffers.to_vec(),
+/// A call whose messages and memory are laid out.
+pub struct Placed {
+    pub own: Own,
+    pub landing: Landing,
+    pub round: Round,
+    /// What the messages are sent from.
+    pub inputs: Vec<Buffer>,
+    /// What the engine's thread needs for a second round, if there is one.
+    pub sums: Option<Sums>,
+}
+
+/// Room for the results, and the messages of the first round.
+///
+/// # Errors
+/// If the plans do not fit, which the caller has ruled out.
+pub fn place(
+    ops: &[Collective],
+    plans: Vec<Plan>,
+    buffers: Vec<Buffer>,
+    size: usize,
+    rank: usize,
+) -> Result<Placed, CommError> {
+    let bytes = |buffer: &Buffer| buffer.num_elements() * buffer.dtype().size();
+    let all: usize = buffers.iter().map(bytes).sum();
+    if ops[0] == Collective::AllReduce && all > SMALL {
+        return place_sums(buffers, size, rank);
+    }
+    let transfers: Vec<_> = ops.iter().zip(buffers.iter().map(Buffer::shape)).collect();
+    let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
+    let outputs = plans.iter().zip(&buffers);
+    let outputs = outputs.map(|(plan, buffer)| (Output::new(&plan.shape, buffer.dtype()), plan.shape.clone()));
+    let (mut landing, round) = lay_out(outputs.collect(), &plans, &exchange, &buffers);
+    let targets = landing.outputs.iter_mut().map(|(output, _)| output.target()).collect();
+    Ok(Placed {
+        landing,
+        round,
+        inputs: buffers.clone(),
+        own: Own::Placed {
+            buffers,
             plans,
             targets,
-        };
-        Ok((own, landing, round))
-    }
+        },
+        sums: None,
+    })
+}
 
-    /// A large all-reduce: everyone sums an equal part of the flat tensor.
-    fn sum(buffers: &[Buffer], size: usize, rank: usize) -> Result<(Own, Landing, Round), CommError> {
-        let (mut flat, mut outputs, mut plans, mut ops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for buffer in buffers {
-            let (elements, shape) = (buffer.num_elements(), buffer.shape().to_vec());
-            outputs.push((Output::new(&[elements], buffer.dtype()), shape));
-            let buffer = flatten(buffer)?;
-            let [scatter, _] = all_reduce_steps(elements, size);
-            let mut plan = Plan::new(&scatter, size, rank, &[elements]).map_err(CommError::invalid)?;
-            // Into the whole sum, at the place of this rank's part.
-            let start = Parts::contiguous(elements, size).of(rank)[0].start;
-            plan.tiles.iter_mut().for_each(|tile| tile.start[0] += start);
-            plans.push(plan);
-            flat.push(buffer);
-            ops.push(scatter);
-        }
-        let transfers: Vec<_> = ops.iter().zip(flat.iter().map(Buffer::shape)).collect();
-        let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
-        let (landing, round) = lay_out(outputs, &plans, &exchange, &flat);
-        Ok((Own::Summed(Sums { buffers: flat, plans }), landing, round))
+/// A large all-reduce: everyone sums an equal part of the flat tensor.
+fn place_sums(buffers: Vec<Buffer>, size: usize, rank: usize) -> Result<Placed, CommError> {
+    let (mut flat, mut outputs, mut plans, mut ops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for buffer in buffers {
+        let (elements, shape) = (buffer.num_elements(), buffer.shape().to_vec());
+        outputs.push((Output::new(&[elements], buffer.dtype()), shape));
+        let [scatter, _] = all_reduce_steps(elements, size);
+        let mut plan = Plan::new(&scatter, size, rank, &[elements]).map_err(CommError::invalid)?;
+        // Into the whole sum, at the place of this rank's part.
+        let start = Parts::contiguous(elements, size).of(rank)[0].start;
+        plan.tiles.iter_mut().for_each(|tile| tile.start[0] += start);
+        plans.push(plan);
+        flat.push(flatten(&buffer)?);
+        ops.push(scatter);
     }
-
-    /// What the messages are sent from.
-    pub fn inputs(&self) -> Vec<Buffer> {
-        match self {
-            Own::Kept(buffers) | Own::Placed { buffers, .. } | Own::Summed(Sums { buffers, .. }) => buffers.clone(),
-        }
-    }
-
-    /// What the engine's thread needs for a second round.
-    pub fn sums(&self) -> Option<Sums> {
-        match self {
-            Own::Summed(sums) => Some(sums.clone()),
-            _ => None,
-        }
-    }
+    let transfers: Vec<_> = ops.iter().zip(flat.iter().map(Buffer::shape)).collect();
+    let exchange = Exchange::new(&transfers, size, rank).map_err(CommError::invalid)?;
+    let (landing, round) = lay_out(outputs, &plans, &exchange, &flat);
+    Ok(Placed {
+        own: Own::Summed,
+        landing,
+        round,
+        inputs: flat.clone(),
+        sums: Some(Sums { buffers: flat, plans }),
+    })
 }
 
 impl Sums {
@@ -169,17 +172,27 @@ fn go_one_by_one(areas: &[Area]) -> bool {
 /// A copy of a box, its elements in a row.
 fn pack(buffer: &Buffer, piece: &Piece) -> Output {
     let mut packed = Output::new(&piece.shape, buffer.dtype());
+    let origin = vec![0; piece.shape.len()];
+    // SAFETY: the box is all of the output, of which no one else knows.
+    unsafe { copy_box(buffer, &piece.start, &piece.shape, &packed.target(), origin) };
+    packed
+}
+
+/// Copies a box of a tensor to a place in a result.
+///
+/// # Safety
+/// As for [`write`]: the box must lie in the target, whose memory must be alive and used by no one else there.
+unsafe fn copy_box(from: &Buffer, start: &[usize], shape: &[usize], to: &Target, at: Vec<usize>) {
     let tile = Tile {
-        start: vec![0; piece.shape.len()],
-        shape: piece.shape.clone(),
+        start: at,
+        shape: shape.to_vec(),
         sources: vec![Source {
             rank: 0,
-            start: piece.start.clone(),
+            start: start.to_vec(),
         }],
     };
-    // SAFETY: the tile is all of the output, of which no one else knows.
-    unsafe { write(&tile, &[Some(buffer)], &packed.target()) };
-    packed
+    // SAFETY: as the caller vouches.
+    unsafe { write(&tile, &[Some(from)], to) };
 }
 
 /// From where boxes of these tensors are sent.
@@ -197,7 +210,7 @@ fn outgoing(pieces: &[Piece], buffers: &[Buffer], packed: &mut Vec<Output>) -> V
 }
 
 /// What this rank hands over to others; what others hand over to it is not known yet.
-pub fn hand_over(op: &Collective, buffers: &[Buffer], size: usize, rank: usize) -> Round {
+pub fn hand_over(op: &Collective, buffers: Vec<Buffer>, size: usize, rank: usize) -> Placed {
     let mut round = Round::new(size);
     let whole = |(transfer, buffer): (usize, &Buffer)| Piece {
         transfer,
@@ -210,10 +223,16 @@ pub fn hand_over(op: &Collective, buffers: &[Buffer], size: usize, rank: usize) 
         round.sends[receiver] = match round.sends.iter().find(|areas| !areas.is_empty()) {
             // Of a broadcast: the same to everyone.
             Some(areas) => areas.clone(),
-            None => outgoing(&pieces, buffers, &mut round.packed),
+            None => outgoing(&pieces, &buffers, &mut round.packed),
         };
     }
-    round
+    Placed {
+        round,
+        landing: Landing::default(),
+        inputs: buffers.clone(),
+        own: Own::Kept(buffers),
+        sums: None,
+    }
 }
 
 /// The tensor in one dimension.
@@ -239,16 +258,9 @@ unsafe fn copy_own(plans: &[Plan], buffers: &[Buffer], rank: usize, targets: &[T
             if let [from] = &tile.sources[..]
                 && from.rank == rank
             {
-                let own = Source {
-                    rank: 0,
-                    start: from.start.clone(),
-                };
-                let tile = Tile {
-                    sources: vec![own],
-                    ..tile.clone()
-                };
+                let (target, at) = (&targets[transfer], tile.start.clone());
                 // SAFETY: the tile lies in the result, and no message is received there.
-                unsafe { write(&tile, &[Some(&buffers[transfer])], &targets[transfer]) };
+                unsafe { copy_box(&buffers[transfer], &from.start, &tile.shape, target, at) };
             }
         }
     }
@@ -323,9 +335,9 @@ impl Posted for UnderWay {
             // failed or was given up they are never freed.
             unsafe { copy_own(plans, buffers, self.rank, targets) };
         }
-        let mut landing = self.await_slot(&self.slot, deadline)?;
+        let mut landing = self.await_slot(deadline)?;
         match &self.own {
-            Own::Kept(_) | Own::Summed(_) => {}
+            Own::Kept(_) | Own::Summed => {}
             Own::Placed { buffers, plans, .. } => complete(plans, buffers, self.rank, &mut landing),
         }
         let results: Vec<Buffer> = match self.own {
@@ -344,12 +356,12 @@ impl Posted for UnderWay {
 }
 
 impl UnderWay {
-    fn await_slot(&self, slot: &Slot, deadline: Instant) -> Result<Landing, CommError> {
+    fn await_slot(&self, deadline: Instant) -> Result<Landing, CommError> {
         // Failures are not signalled to every slot, so no sleep is long.
         const LONG: Duration = Duration::from_millis(50);
         loop {
             let remaining = deadline.saturating_duration_since(Instant::now());
-            let missing = match slot.wait(remaining.min(LONG)) {
+            let missing = match self.slot.wait(remaining.min(LONG)) {
                 Ok(outcome) => return outcome,
                 Err(missing) => missing,
             };
@@ -366,8 +378,7 @@ impl UnderWay {
                 return Err(control.departed(*left, format!("rank {rank} is in {call}, waiting for {whom}")));
             }
             if remaining.is_zero() {
-                let waited = text(control.timeout());
-                return Err(control.late(format!("rank {rank} waited {waited} in {call} for {whom}")));
+                return Err(control.late(call.waited(rank, control.timeout(), &whom)));
             }
         }
     }

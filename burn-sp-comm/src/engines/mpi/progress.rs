@@ -100,8 +100,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(library: Library, commands: Receiver<Command>) -> Result<Engine, Fault> {
-        let mut engine = Engine {
+    pub fn new(library: Library, commands: Receiver<Command>) -> Engine {
+        Engine {
             library,
             commands,
             control: None,
@@ -113,9 +113,7 @@ impl Engine {
             draining: Vec::new(),
             dispute: None,
             last: Instant::now(),
-        };
-        engine.expect_founding()?;
-        Ok(engine)
+        }
     }
 
     /// Works until the process ends.
@@ -196,7 +194,7 @@ impl Engine {
 
     pub(super) fn begin(&mut self, call: Call) -> Result<(), Fault> {
         let far = |other: &Call| other.group.id == call.group.id && is_too_far(call.call.sequence, other.call.sequence);
-        let (Some(&channel), false) = (call.group.channel.get(), self.calls.values().any(far)) else {
+        let (Some(&channel), false) = (call.group.extra.get(), self.calls.values().any(far)) else {
             self.held.push(call);
             return Ok(());
         };
@@ -252,7 +250,7 @@ impl Engine {
         let Some(call) = self.calls.get_mut(&number) else {
             return Ok(());
         };
-        let channel = call.group.channel.get().copied().unwrap_or_default();
+        let channel = call.group.extra.get().copied().unwrap_or_default();
         let kind = if call.fingerprint.is_some() {
             Kind::First
         } else {
@@ -325,7 +323,7 @@ impl Engine {
         let Some(call) = self.calls.get_mut(&number) else {
             return Ok(());
         };
-        let channel = call.group.channel.get().copied().unwrap_or_default();
+        let channel = call.group.extra.get().copied().unwrap_or_default();
         let (peer, sequence) = (call.group.ranks[member], call.call.sequence);
         let Some((first, more)) = call.headers.get_mut(&member) else {
             return Ok(());

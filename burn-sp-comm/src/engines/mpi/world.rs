@@ -1,69 +1,32 @@
 //! This process's rank in the world: groups, and calls on their way to the engine's thread.
 
-use super::call::{Call, Landing, Needs, Slot};
-use super::posting::{Own, UnderWay, hand_over};
+use super::call::{Call, Needs, Slot};
+use super::posting::{Placed, UnderWay, hand_over, place};
 use super::progress::Command;
 use crate::buffer::Storage;
-use crate::engines::processes::Control;
-use crate::engines::shared::activity::Activity;
-use crate::engines::shared::counters::Counters;
+use crate::engines::processes::{self, Control, Groups, ProcessWorld};
 use crate::engines::shared::fingerprint::Fingerprint;
-use crate::engines::shared::lock;
-use crate::engines::shared::seat::{self, Members, Posted, Posting};
+use crate::engines::shared::seat::{Posted, Posting};
 use crate::{Buffer, Collective, CommError, DeviceTensor};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
 /// This process's rank in the world.
 pub struct World {
     pub control: Arc<Control>,
     engine: Sender<Command>,
-    groups: Mutex<Vec<Arc<Group>>>,
+    groups: Groups<Channel>,
 }
 
 /// A group that this process's rank is in.
-#[derive(Debug)]
-pub struct Group {
-    /// The same on all members.
-    pub id: u64,
-    pub ranks: Vec<usize>,
-    pub axis: Arc<str>,
-    /// Sets the group's messages apart from those of others. Its first member chooses it and tells the others.
-    pub channel: OnceLock<usize>,
-    /// How many collectives this rank has called.
-    called: AtomicU64,
-}
+pub type Group = processes::Group<Channel>;
 
-impl Members for Group {
-    fn ranks(&self) -> &[usize] {
-        &self.ranks
-    }
+/// Sets a group's messages apart from those of others. Its first member chooses it and tells the others.
+pub type Channel = OnceLock<usize>;
 
-    fn axis(&self) -> &Arc<str> {
-        &self.axis
-    }
-}
-
-impl Group {
-    fn new(id: u64, ranks: Vec<usize>, axis: &str) -> Arc<Self> {
-        Arc::new(Group {
-            id,
-            ranks,
-            axis: axis.into(),
-            channel: OnceLock::new(),
-            called: AtomicU64::new(0),
-        })
-    }
-
-    /// All ranks, in the process's `nth` launch. Its channel needs no agreement.
-    pub fn everyone(size: usize, nth: u64) -> Arc<Self> {
-        let group = Group::new(nth, (0..size).collect(), "world");
-        group.channel.get_or_init(|| 0);
-        group
-    }
+/// All ranks, in the process's `nth` launch. Its channel needs no agreement.
+pub fn everyone(size: usize, nth: u64) -> Arc<Group> {
+    Group::everyone(size, nth, Channel::from(0))
 }
 
 impl World {
@@ -71,14 +34,8 @@ impl World {
         Arc::new(World {
             control,
             engine,
-            groups: Mutex::new(vec![everyone.clone()]),
+            groups: Groups::new(everyone),
         })
-    }
-
-    /// How many collectives this rank has called, by group.
-    pub fn called(&self) -> Vec<(u64, u64)> {
-        let called = |group: &Arc<Group>| (group.id, group.called.load(Ordering::Relaxed));
-        lock(&self.groups).iter().map(called).collect()
     }
 
     /// Hands something to the engine's thread, which lives as long as the process.
@@ -90,31 +47,26 @@ impl World {
     }
 }
 
-impl seat::World for World {
-    type Group = Group;
+impl ProcessWorld for World {
+    type Extra = Channel;
 
-    fn timeout(&self) -> Duration {
-        self.control.timeout()
+    fn control(&self) -> &Control {
+        &self.control
     }
 
-    fn failure(&self) -> Option<CommError> {
-        self.control.failure()
+    fn groups(&self) -> &Groups<Channel> {
+        &self.groups
     }
 
-    fn abort(&self, error: CommError) -> CommError {
-        self.control.fail(error)
+    fn extra(&self, _parent: &Group, _ranks: &[usize]) -> Channel {
+        Channel::new()
     }
 
-    fn activity(&self, _rank: usize) -> MutexGuard<'_, Activity> {
-        self.control.activity()
+    fn found(&self, group: &Arc<Group>) -> Result<(), CommError> {
+        self.tell(Command::Found(group.clone()))
     }
 
-    fn counters(&self, _rank: usize) -> MutexGuard<'_, Counters> {
-        self.control.counters()
-    }
-
-    fn post(self: &Arc<Self>, group: &Arc<Group>, posting: Posting) -> Result<Box<dyn Posted>, CommError> {
-        group.called.fetch_add(1, Ordering::Relaxed);
+    fn send_off(self: &Arc<Self>, group: &Arc<Group>, posting: Posting) -> Result<Box<dyn Posted>, CommError> {
         let Posting {
             rank,
             transfers,
@@ -132,22 +84,20 @@ impl seat::World for World {
             Some(sender) if sender == rank => Needs::Nobody,
             Some(sender) => Needs::Sender(sender),
         };
-        let (own, landing, round) = match sender {
-            Some(_) => {
-                let round = hand_over(&ops[0], &buffers, size, rank);
-                (Own::Kept(buffers.clone()), Landing::default(), round)
-            }
-            None => Own::place(&ops, plans, &buffers, size, rank)?,
-        };
         let slot = Slot::new(&group.ranks, rank, &needs);
-        let (inputs, sums) = (own.inputs(), own.sums());
-        let first = Call::new(group.clone(), rank, call.clone(), round, landing, slot.clone());
-        self.tell(Command::Call(Box::new(first.compared(
-            fingerprint,
-            needs,
+        let Placed {
+            own,
+            landing,
+            round,
             inputs,
             sums,
-        ))))?;
+        } = match sender {
+            Some(_) => hand_over(&ops[0], buffers, size, rank),
+            None => place(&ops, plans, buffers, size, rank)?,
+        };
+        let first = Call::new(group.clone(), rank, call.clone(), round, landing, slot.clone());
+        let first = first.compared(fingerprint, needs, inputs, sums);
+        self.tell(Command::Call(Box::new(first)))?;
         Ok(Box::new(UnderWay {
             world: self.clone(),
             group: group.clone(),
@@ -157,24 +107,6 @@ impl seat::World for World {
             own,
             devices,
         }))
-    }
-
-    fn subgroup(
-        &self,
-        parent: &Group,
-        _by: usize,
-        ranks: &[usize],
-        axis: &str,
-        nth: u64,
-    ) -> Result<Arc<Group>, CommError> {
-        let mut sorted = ranks.to_vec();
-        sorted.sort_unstable();
-        let mut id = DefaultHasher::new();
-        (parent.id, sorted, nth).hash(&mut id);
-        let group = Group::new(id.finish(), ranks.to_vec(), axis);
-        lock(&self.groups).push(group.clone());
-        self.tell(Command::Found(group.clone()))?;
-        Ok(group)
     }
 }
 

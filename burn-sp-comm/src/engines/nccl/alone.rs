@@ -5,8 +5,8 @@ use super::calls::{Call, Library, What};
 use super::device::OnDevice;
 use super::devices;
 use super::link::Link;
-use super::world::{Group, World};
-use crate::engines::processes::{Control, Hub};
+use super::world::{Group, Known, World};
+use crate::engines::processes::{Control, Hub, ProcessWorld as _};
 use crate::engines::shared::activity;
 use crate::engines::shared::seat::World as _;
 use crate::{Buffer, CudaOrder, Site};
@@ -68,7 +68,7 @@ fn a_communicator_of_one() {
     }
     let (hub, address) = Hub::start(1, TIMEOUT).unwrap();
     let control = Control::join(0, 1, TIMEOUT, &address).unwrap();
-    let everyone = Group::everyone(1);
+    let everyone = Group::everyone(1, 0, Known::default());
     let world = World::new(control.clone(), 0, CudaOrder::default(), &everyone).unwrap();
     let call = activity::Call {
         name: "all_reduce",
@@ -83,7 +83,7 @@ fn a_communicator_of_one() {
         everything(&world, group, &link, &call);
     }
     world.watch.idle().unwrap();
-    control.announce_end(world.called());
+    control.announce_end(world.groups().called());
     control.await_all().unwrap();
     world.end();
     hub.join();

@@ -34,13 +34,13 @@ mod simulation;
 mod watch;
 mod world;
 
-use super::processes::{Address, Door, Environment, Hub, Reported, find, report_on, run};
+use super::processes::{Address, Door, Environment, Hub, ProcessWorld, Reported, find, report_on, run};
 use super::shared::seat::Seat;
 use super::shared::{deadline, panics};
 use crate::{CommError, Communicator, CudaOrder};
 use std::sync::Arc;
 use std::time::Duration;
-use world::{Group, World};
+use world::{Group, Known, World};
 
 /// The variable that overrides [`NcclConfig::order`]: `on-stream` or `host-synced`.
 pub const ORDER_VARIABLE: &str = "BURN_SP_NCCL";
@@ -118,13 +118,13 @@ pub fn launch<T>(config: &NcclConfig, body: impl FnOnce(Arc<dyn Communicator>) -
         .map_err(|error| CommError::failed(rank, format!("its signal handler: {error}")))?;
     let met = meet(&environment, config.timeout)?;
     run(rank, size, config.timeout, met, |control| {
-        let everyone = Group::everyone(size);
+        let everyone = Group::everyone(size, 0, Known::default());
         let world = World::new(control.clone(), number, order, &everyone)?;
         let comm: Arc<dyn Communicator> = Arc::new(Seat::new(world.clone(), everyone, rank));
         let result = panics::caught(rank, || body(comm))?;
         // Others may still be waiting for what this rank's device sends.
         world.watch.idle()?;
-        control.announce_end(world.called());
+        control.announce_end(world.groups().called());
         control.await_all()?;
         // After a failure it ends by itself.
         world.end();

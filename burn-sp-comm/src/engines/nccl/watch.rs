@@ -6,7 +6,7 @@ use super::world::Group;
 use crate::CommError;
 use crate::engines::processes::Control;
 use crate::engines::shared::activity::Call;
-use crate::engines::shared::{lock, names, text};
+use crate::engines::shared::{lock, names};
 use cudarc::driver::{CudaContext, CudaEvent, DriverError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -169,11 +169,7 @@ fn look(list: &mut Vec<UnderWay>, control: &Control) -> Result<Option<Verdict>, 
             }));
         }
         if since.elapsed() >= control.timeout() {
-            let waiting = format!(
-                "rank {rank} waited {} in {call} for {}",
-                text(control.timeout()),
-                names(others)
-            );
+            let waiting = call.waited(rank, control.timeout(), &names(others));
             return Ok(Some(Verdict::Late { waiting }));
         }
     }

@@ -5,19 +5,16 @@ use super::device::{Device, OnDevice};
 use super::link::{Link, unique_id};
 use super::watch::Watch;
 use crate::buffer::Storage;
-use crate::engines::processes::{Compared, Control};
-use crate::engines::shared::activity::{Activity, Call};
-use crate::engines::shared::counters::Counters;
+use crate::engines::processes::{self, Compared, Control, Groups, ProcessWorld};
+use crate::engines::shared::activity::Call;
 use crate::engines::shared::fingerprint::Fingerprint;
-use crate::engines::shared::seat::{self, Members, Posted, Posting};
-use crate::engines::shared::{deadline, lock, names, text};
+use crate::engines::shared::seat::{Posted, Posting};
+use crate::engines::shared::{deadline, lock, names};
 use crate::{Buffer, Collective, CommError, CudaOrder};
 use burn_std::DType;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// This process's rank in the world.
 pub struct World {
@@ -26,63 +23,19 @@ pub struct World {
     pub order: CudaOrder,
     pub watch: Arc<Watch>,
     /// Kept until the end: ending a communicator would end what is under way on it.
-    groups: Mutex<Vec<Arc<Group>>>,
+    groups: Groups<Known>,
 }
 
 /// A group that this process's rank is in.
-pub struct Group {
-    /// The same on all members.
-    pub id: u64,
-    ranks: Vec<usize>,
-    axis: Arc<str>,
+pub type Group = processes::Group<Known>;
+
+/// What NCCL knows of a group.
+#[derive(Default)]
+pub struct Known {
     /// The group with the same members from which it was made, in another order perhaps.
     parent: Option<u64>,
-    /// How many collectives this rank has called.
-    called: AtomicU64,
     /// Made with the group's first collective, when all members come together: founding a group waits for nobody.
     link: Mutex<Option<Arc<Link>>>,
-}
-
-impl fmt::Debug for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group")
-            .field("axis", &self.axis)
-            .field("ranks", &self.ranks)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Members for Group {
-    fn ranks(&self) -> &[usize] {
-        &self.ranks
-    }
-
-    fn axis(&self) -> &Arc<str> {
-        &self.axis
-    }
-}
-
-impl Group {
-    fn new(id: u64, ranks: Vec<usize>, axis: &str, parent: Option<u64>) -> Arc<Self> {
-        Arc::new(Group {
-            id,
-            ranks,
-            axis: axis.into(),
-            parent,
-            called: AtomicU64::new(0),
-            link: Mutex::default(),
-        })
-    }
-
-    /// All ranks.
-    pub fn everyone(size: usize) -> Arc<Self> {
-        Group::new(0, (0..size).collect(), "world", None)
-    }
-
-    /// The members but this one.
-    pub fn others(&self, rank: usize) -> impl Iterator<Item = usize> {
-        self.ranks.iter().copied().filter(move |member| *member != rank)
-    }
 }
 
 impl World {
@@ -101,32 +54,23 @@ impl World {
             device,
             order,
             watch,
-            groups: Mutex::new(vec![everyone.clone()]),
+            groups: Groups::new(everyone),
         }))
-    }
-
-    /// How many collectives this rank has called, by group.
-    pub fn called(&self) -> Vec<(u64, u64)> {
-        let called = |group: &Arc<Group>| (group.id, group.called.load(Ordering::Relaxed));
-        lock(&self.groups).iter().map(called).collect()
     }
 
     /// Ends all communicators; nothing is under way any more.
     pub fn end(&self) {
         self.watch.stop();
-        for group in lock(&self.groups).iter() {
-            let link = lock(&group.link).take();
+        for group in self.groups.list().iter() {
+            let link = lock(&group.extra.link).take();
             link.iter().for_each(|link| link.end());
         }
     }
 
     /// Where this rank waits, and for whom.
     pub fn waiting(&self, group: &Group, call: &Call) -> String {
-        let (rank, timeout) = (self.control.rank(), text(self.control.timeout()));
-        format!(
-            "rank {rank} waited {timeout} in {call} for {}",
-            names(group.others(rank))
-        )
+        let rank = self.control.rank();
+        call.waited(rank, self.control.timeout(), &names(group.others(rank)))
     }
 
     pub fn failed(&self, what: impl fmt::Display) -> CommError {
@@ -135,7 +79,7 @@ impl World {
 
     /// The group's communicator. Made now if there is none yet, which waits for all members.
     pub fn link(&self, group: &Group, call: &Call, deadline: Instant) -> Result<Arc<Link>, CommError> {
-        let mut link = lock(&group.link);
+        let mut link = lock(&group.extra.link);
         if let Some(link) = &*link {
             return Ok(link.clone());
         }
@@ -147,8 +91,9 @@ impl World {
         let (own, size) = (self.control.rank(), group.ranks.len());
         let rank = group.ranks.iter().position(|member| *member == own).unwrap_or(0);
         let parent = group
+            .extra
             .parent
-            .and_then(|id| lock(&self.groups).iter().find(|group| group.id == id).cloned());
+            .and_then(|id| self.groups.list().iter().find(|group| group.id == id).cloned());
         let made = match parent {
             // All its members are here, so they can split it.
             Some(parent) => {
@@ -198,31 +143,25 @@ impl World {
     }
 }
 
-impl seat::World for World {
-    type Group = Group;
+impl ProcessWorld for World {
+    type Extra = Known;
 
-    fn timeout(&self) -> Duration {
-        self.control.timeout()
+    fn control(&self) -> &Control {
+        &self.control
     }
 
-    fn failure(&self) -> Option<CommError> {
-        self.control.failure()
+    fn groups(&self) -> &Groups<Known> {
+        &self.groups
     }
 
-    fn abort(&self, error: CommError) -> CommError {
-        self.control.fail(error)
+    fn extra(&self, parent: &Group, ranks: &[usize]) -> Known {
+        Known {
+            parent: (ranks.len() == parent.ranks.len()).then_some(parent.id),
+            ..Known::default()
+        }
     }
 
-    fn activity(&self, _rank: usize) -> MutexGuard<'_, Activity> {
-        self.control.activity()
-    }
-
-    fn counters(&self, _rank: usize) -> MutexGuard<'_, Counters> {
-        self.control.counters()
-    }
-
-    fn post(self: &Arc<Self>, group: &Arc<Group>, posting: Posting) -> Result<Box<dyn Posted>, CommError> {
-        group.called.fetch_add(1, Ordering::Relaxed);
+    fn send_off(self: &Arc<Self>, group: &Arc<Group>, posting: Posting) -> Result<Box<dyn Posted>, CommError> {
         let Posting {
             rank, transfers, call, ..
         } = posting;
@@ -283,24 +222,6 @@ impl seat::World for World {
             world: self.clone(),
             results,
         }))
-    }
-
-    fn subgroup(
-        &self,
-        parent: &Group,
-        _by: usize,
-        ranks: &[usize],
-        axis: &str,
-        nth: u64,
-    ) -> Result<Arc<Group>, CommError> {
-        let mut sorted = ranks.to_vec();
-        sorted.sort_unstable();
-        let mut id = DefaultHasher::new();
-        (parent.id, sorted, nth).hash(&mut id);
-        let whole = (ranks.len() == parent.ranks.len()).then_some(parent.id);
-        let group = Group::new(id.finish(), ranks.to_vec(), axis, whole);
-        lock(&self.groups).push(group.clone());
-        Ok(group)
     }
 }
 

@@ -17,6 +17,7 @@ mod signals;
 mod wire;
 #[cfg(feature = "nccl")]
 mod words;
+mod world;
 
 pub(crate) use control::Control;
 #[cfg(feature = "nccl")]
@@ -28,3 +29,4 @@ pub(crate) use run::run;
 pub(crate) use signals::{Reported, report_on};
 #[cfg(feature = "nccl")]
 pub(crate) use wire::Compared;
+pub(crate) use world::{Group, Groups, ProcessWorld};

@@ -1,8 +1,10 @@
 //! What every rank was last doing, for reports.
 
 use super::fingerprint::Place;
+use super::text;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One call of a collective.
 #[derive(Clone, Debug)]
@@ -21,6 +23,13 @@ impl fmt::Display for Call {
             "{} over {} (call {}) at {}",
             self.name, self.axis, self.sequence, self.site
         )
+    }
+}
+
+impl Call {
+    /// `rank 0 waited 60 s in all_gather over world (call 3) at src/a.rs:1:2 for rank 2`
+    pub fn waited(&self, rank: usize, timeout: Duration, whom: &str) -> String {
+        format!("rank {rank} waited {} in {self} for {whom}", text(timeout))
     }
 }
 

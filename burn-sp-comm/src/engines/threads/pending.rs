@@ -6,7 +6,7 @@ use super::world::World;
 use crate::copy::assemble;
 use crate::engines::shared::activity::Call;
 use crate::engines::shared::seat::{Posted, World as _};
-use crate::engines::shared::{lock, names, text};
+use crate::engines::shared::{lock, names};
 use crate::plan::Plan;
 use crate::{Buffer, Collective, CommError};
 use burn_std::DType;
@@ -172,11 +172,8 @@ impl InRound {
                 CommError::Departed { rank: left, report }
             }
             None => {
-                let waited = self.world.timeout();
-                let report = format!(
-                    "rank {rank} waited {} in {call} for {names}. {activities}",
-                    text(waited)
-                );
+                let waited = call.waited(rank, self.world.timeout(), &names);
+                let report = format!("{waited}. {activities}");
                 CommError::Timeout { report }
             }
         })

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::{Bytes, DType};
-use burn_sp_comm::{Buffer, Collective, Site, Transfer, raise};
+use burn_sp_comm::{Buffer, Site, raise};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use error::StateError;
@@ -22,7 +22,7 @@ pub use optimizer::StatefulOptimizer;
 
 use super::shards::Cut;
 use super::{ParamLayouts, ParamShards};
-use crate::SpDevice;
+use crate::{SpDevice, one_model::buffer_of_first};
 use share::Share;
 
 /// What a state says of its run, beside the tensors.
@@ -211,26 +211,17 @@ impl StateStore {
     /// Rank 0's bytes, on every rank.
     fn bytes_from_first(&self, bytes: Option<Vec<u8>>, site: Site) -> Vec<u8> {
         let world = self.device.mesh().world();
-        let buffer = match bytes {
+        let own = match bytes {
             Some(bytes) if world.size() == 1 => return bytes,
             Some(bytes) => {
                 let length = bytes.len();
-                Buffer::contiguous(Bytes::from_bytes_vec(bytes), vec![length], DType::U8)
-                    .unwrap_or_else(|error| raise(error))
+                let buffer = Buffer::contiguous(Bytes::from_bytes_vec(bytes), vec![length], DType::U8);
+                Some(buffer.unwrap_or_else(|error| raise(error)))
             }
-            None => Buffer::empty(),
+            None => None,
         };
-        let transfer = Transfer {
-            op: Collective::Broadcast { root: 0 },
-            buffer,
-        };
-        let buffers = world.run(vec![transfer], site).unwrap_or_else(|error| raise(error));
-        match buffers[0].host() {
-            // A vector in one piece, as rank 0 gave it.
-            Some(view) if view.strides == [1] => {
-                view.bytes[view.offset..view.offset + buffers[0].num_elements()].to_vec()
-            }
-            _ => buffers[0].to_vec::<u8>(),
-        }
+        let bytes = buffer_of_first(own, world.as_ref(), site).into_bytes();
+        let bytes = bytes.unwrap_or_else(|error| raise(error));
+        bytes.try_into_vec().unwrap_or_else(|shared| shared.to_vec())
     }
 }
