@@ -79,7 +79,7 @@ impl Buffer {
     /// Row-major bytes of exactly this shape.
     ///
     /// # Errors
-    /// [`CommError::Invalid`] if the number of bytes is another than the shape's.
+    /// [`CommError::Invalid`] if the number of bytes is another than the shape's, or as [`new`](Self::new).
     pub fn contiguous(bytes: Bytes, shape: Vec<usize>, dtype: DType) -> Result<Self, CommError> {
         let (length, strides) = (bytes.len(), row_major(&shape));
         let buffer = Self::new(Arc::new(bytes), shape, strides, 0, dtype)?;
@@ -111,7 +111,7 @@ impl Buffer {
         Self::from_slice::<u8>(&[], [0])
     }
 
-    /// The length of every dimension.
+    /// The length of every dimension, in elements.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -142,7 +142,7 @@ impl Buffer {
         }
     }
 
-    /// Storage, shape, dtype.
+    /// Storage, shape (in elements) and dtype.
     pub fn into_parts(self) -> (Storage, Vec<usize>, DType) {
         (self.storage, self.shape, self.dtype)
     }

@@ -95,7 +95,11 @@ impl Collective {
         }
     }
 
-    /// The one rank whose tensor `rank` receives unchanged, for the operations that only hand tensors over.
+    /// The one rank whose tensor `rank` receives unchanged, for the operations that only hand tensors over; both are
+    /// ranks within a group of `size`.
+    ///
+    /// # Panics
+    /// If a shift is asked about in a group of no ranks.
     pub fn sender(&self, rank: usize, size: usize) -> Option<usize> {
         match self {
             Collective::Shift { by } => {

@@ -20,7 +20,7 @@ pub struct Transfer {
 /// Where in the user's program a collective was called; shown in reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// File, line, column.
+    /// File, line and column, both counted from 1.
     pub location: &'static Location<'static>,
     /// Whether the collective is the backward of the one called there.
     pub backward: bool,
@@ -57,6 +57,23 @@ impl fmt::Display for Site {
 ///
 /// Every method that can fail fails on all ranks of the world with the same report, except for [`CommError::Invalid`],
 /// which the calling rank alone gets and nothing has been sent.
+///
+/// # Example
+/// ```
+/// use burn_sp_comm::engines::threads::{ThreadsConfig, try_launch};
+/// use burn_sp_comm::{Buffer, Collective, CommError, Site, Transfer};
+///
+/// let config = ThreadsConfig { ranks: 2, ..Default::default() };
+/// let sums = try_launch(&config, |comm| {
+///     // Two tensors in one message; a rank may compute between `start` and `wait`.
+///     let own = [Buffer::from_slice(&[comm.rank() as f32], [1]), Buffer::from_slice(&[10i64, 20], [2])];
+///     let transfers = own.map(|buffer| Transfer { op: Collective::AllReduce, buffer });
+///     let results = comm.start(transfers.into(), Site::here())?.wait()?;
+///     Ok::<_, CommError>((results[0].to_vec::<f32>(), results[1].to_vec::<i64>()))
+/// })?;
+/// assert_eq!(sums, vec![(vec![1.0], vec![20, 40]); 2]);
+/// # Ok::<(), CommError>(())
+/// ```
 pub trait Communicator: Send + Sync + fmt::Debug {
     /// This rank within the group, `0..size`.
     fn rank(&self) -> usize;
@@ -121,6 +138,9 @@ pub trait Pending: Send {
 impl dyn Communicator + '_ {
     /// Own slice of `dim` -> whole `dim`. See [`Collective::AllGather`].
     ///
+    /// # Shapes
+    /// - `buffer`: `parts.len_of(rank)` long in `dim`; returns the same, `parts.extent()` long in it
+    ///
     /// # Errors
     /// See [`Communicator::run`].
     #[track_caller]
@@ -135,6 +155,9 @@ impl dyn Communicator + '_ {
     }
 
     /// Whole `dim` -> own slice of the sum. See [`Collective::ReduceScatter`].
+    ///
+    /// # Shapes
+    /// - `buffer`: `parts.extent()` long in `dim`; returns the same, `parts.len_of(rank)` long in it
     ///
     /// # Errors
     /// See [`Communicator::run`].
@@ -151,6 +174,9 @@ impl dyn Communicator + '_ {
 
     /// The sum over the ranks. See [`Collective::AllReduce`].
     ///
+    /// # Shapes
+    /// - `buffer`: any, the same on all ranks, and so is the result
+    ///
     /// # Errors
     /// See [`Communicator::run`].
     #[track_caller]
@@ -159,6 +185,10 @@ impl dyn Communicator + '_ {
     }
 
     /// Gathers one dimension and scatters another. See [`Collective::AllToAll`].
+    ///
+    /// # Shapes
+    /// - `buffer`: in the dimension to gather this rank's part, in the one to scatter the whole
+    /// - returns the same, in the first dimension the whole, in the second this rank's part
     ///
     /// # Errors
     /// See [`Communicator::run`].
@@ -180,6 +210,9 @@ impl dyn Communicator + '_ {
 
     /// Sends to rank + `by`, receives from rank - `by`. See [`Collective::Shift`].
     ///
+    /// # Shapes
+    /// - `buffer`: any; returns that of the sender's
+    ///
     /// # Errors
     /// See [`Communicator::run`].
     #[track_caller]
@@ -188,6 +221,9 @@ impl dyn Communicator + '_ {
     }
 
     /// `root`'s tensor on every rank; the others may pass [`Buffer::empty`]. See [`Collective::Broadcast`].
+    ///
+    /// # Shapes
+    /// - `buffer`: any; returns that of `root`'s
     ///
     /// # Errors
     /// See [`Communicator::run`].

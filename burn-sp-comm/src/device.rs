@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// together, on the device where it is, from those of its peers; an engine of a device's own library finds its type
 /// again with [`Buffer::device`].
 pub trait DeviceTensor: Any + Debug + Send + Sync {
-    /// The length of every dimension.
+    /// The length of every dimension, in elements.
     fn shape(&self) -> Vec<usize>;
 
     /// The kind of the elements.
@@ -21,20 +21,23 @@ pub trait DeviceTensor: Any + Debug + Send + Sync {
     /// The result of a plan on this tensor's device. `sources` by rank, where the plan needs them; they may be on other
     /// devices. Sums are added up in the order of a tile's sources, in f32 for narrower floats.
     ///
+    /// # Shapes
+    /// - returns [`Plan::shape`], in this tensor's dtype
+    ///
     /// # Errors
-    /// If a source is of another kind than this tensor.
+    /// [`CommError::Invalid`] if a source is missing, or of another kind than this tensor.
     fn assemble(&self, plan: &Plan, sources: &[Option<&Buffer>]) -> Result<Arc<dyn DeviceTensor>, CommError>;
 
     /// A copy in host memory. Waits for the device.
     ///
     /// # Errors
-    /// If the device fails.
+    /// [`CommError::Invalid`] if the device fails.
     fn to_host(&self) -> Result<Buffer, CommError>;
 
     /// A copy of a tensor in host memory on this tensor's device.
     ///
     /// # Errors
-    /// If the device fails.
+    /// [`CommError::Invalid`] if the tensor is on a device already, or the device fails.
     fn upload(&self, buffer: Buffer) -> Result<Arc<dyn DeviceTensor>, CommError>;
 
     /// The tensor again, if it is in the memory of a CUDA device whose addresses others may use.

@@ -23,7 +23,8 @@ use std::sync::Arc;
 pub struct Parts(Arc<[Vec<Range<usize>>]>);
 
 impl Parts {
-    /// From the ranges of every rank, by rank within the group.
+    /// From the ranges of every rank, by rank within the group. Nothing is checked here; collectives refuse parts that
+    /// they cannot use.
     pub fn new(ranges: Vec<Vec<Range<usize>>>) -> Self {
         Parts(ranges.into())
     }
@@ -62,7 +63,7 @@ impl Parts {
         self.0.len()
     }
 
-    /// The length of the whole dimension: the largest end of all ranges.
+    /// The length of the whole dimension, in indices: the largest end of all ranges.
     pub fn extent(&self) -> usize {
         self.0.iter().flatten().map(|range| range.end).max().unwrap_or(0)
     }

@@ -11,7 +11,7 @@ use crate::{Collective, Parts};
 /// element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The shape of the result.
+    /// The shape of the result, in elements.
     pub shape: Vec<usize>,
     /// The boxes of which the result consists.
     pub tiles: Vec<Tile>,
@@ -20,9 +20,9 @@ pub struct Plan {
 /// One box of a result. It is the sum of its sources, in their order; mostly there is only one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Where the box starts in the result.
+    /// Where the box starts in the result, in elements along every dimension.
     pub start: Vec<usize>,
-    /// The size of the box, here and in every source.
+    /// The size of the box, here and in every source, in elements along every dimension.
     pub shape: Vec<usize>,
     /// The boxes to add up; never empty.
     pub sources: Vec<Source>,
@@ -33,7 +33,7 @@ pub struct Tile {
 pub struct Source {
     /// The rank within the group.
     pub rank: usize,
-    /// Where the box starts in that rank's input.
+    /// Where the box starts in that rank's input, in elements along every dimension.
     pub start: Vec<usize>,
 }
 
@@ -52,6 +52,9 @@ impl Plan {
     ///
     /// # Errors
     /// In words, what about the operation or the shape cannot work.
+    ///
+    /// # Panics
+    /// If there is no such rank.
     pub fn new(op: &Collective, size: usize, rank: usize, shape: &[usize]) -> Result<Plan, String> {
         match op {
             Collective::AllGather { dim, parts } => {

@@ -57,7 +57,10 @@ impl LaunchConfig {
 /// Where ranks keep their tensors: all on one [`Device`], or on several (a slice, a vector or Burn's [`Devices`]), one
 /// after another and round again. Ranks that share a device exchange its buffers in place.
 pub trait RankDevices: Sync {
-    /// The device of a rank.
+    /// The device of a rank, counted over the whole mesh.
+    ///
+    /// # Panics
+    /// If there is no device.
     fn of_rank(&self, rank: usize) -> &Device;
 }
 
@@ -158,7 +161,7 @@ where
 }
 
 /// Checks that there can be such a mesh, and returns the ranks that are in this process.
-fn check(config: &LaunchConfig) -> Result<Range<usize>, Error> {
+pub(crate) fn check(config: &LaunchConfig) -> Result<Range<usize>, Error> {
     config.mesh.check(config.mesh.ranks())?;
     match config.engine.process()? {
         None => Ok(0..config.mesh.ranks()),

@@ -1,10 +1,13 @@
 #![doc = include_str!("../README.md")]
 
 pub mod attention;
+pub mod data;
 mod engine;
 mod error;
 mod launch;
 pub mod layout;
+#[cfg(feature = "learner")]
+pub mod learner;
 pub mod nn;
 mod one_model;
 mod tensor;
@@ -21,6 +24,9 @@ pub use tensor::{Refusal, SpBackend, SpDevice, SpKind, SpOps, SpTensor, WindowPa
 pub mod prelude {
     pub use crate::attention::{AttentionOptions, KvMove, Mask, attention};
     pub use crate::layout::{Axis, Layout, Mesh, MeshShape, Placement, Split};
-    pub use crate::train::{LossShare, ParamLayouts, clip_by_global_norm, sum_gradients, token_loss, valid_tokens};
+    pub use crate::nn::multi_head_attention;
+    pub use crate::train::{
+        LossShare, ParamLayouts, clip_by_global_norm, cross_entropy, sum_gradients, token_loss, valid_tokens,
+    };
     pub use crate::{Engine, LaunchConfig, SpDevice, SpTensor, launch, launch_module};
 }

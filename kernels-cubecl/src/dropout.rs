@@ -5,8 +5,8 @@ use crate::Positions;
 
 /// The dropout mask of a tensor.
 ///
-/// The generator is Philox 4x32-10 with key `seed` and a counter made of the stream and the row-major index of the
-/// element in the *global* tensor.
+/// The generator is [Philox 4x32-10](crate::philox) with key `seed` and a counter made of the stream and the row-major
+/// index of the element in the *global* tensor.
 #[derive(Clone, Debug)]
 pub struct DropoutSpec {
     /// Probability that an element is dropped, in `[0, 1)`.
@@ -15,7 +15,7 @@ pub struct DropoutSpec {
     pub seed: u64,
     /// Which mask: layer and step, mixed by the caller.
     pub stream: u64,
-    /// Shape of the global tensor.
+    /// Shape of the global tensor, in elements.
     pub shape: Vec<usize>,
     /// For each dimension, the global positions of the local elements.
     pub positions: Vec<Positions>,

@@ -11,9 +11,12 @@ use crate::{AttentionSpec, DropoutSpec, RotaryStyle, checks};
 /// Forward and backward kernels of a backend, on plain (not autodiff) tensors.
 ///
 /// Every kernel accepts any strides, returns contiguous tensors, accumulates in f32 (f64 for f64 inputs) and
-/// allows dimensions of size 0.
+/// allows dimensions of size 0. Without another word, what it returns is in the dtype of its first tensor.
+///
+/// # Panics
+/// Every kernel, on tensors whose shapes or dtypes do not fit together or to the spec; the message says what would.
 pub trait Kernels: Backend {
-    /// Attention with its softmax statistics.
+    /// Attention with its softmax statistics, in memory linear in the sequence (FlashAttention, arXiv 2205.14135).
     ///
     /// # Shapes
     /// - `q`: `[batch, queries, heads, head_dim]`
@@ -38,6 +41,11 @@ pub trait Kernels: Backend {
     /// Gradients `(dq, dk, dv)` of `sum(out * grad_out)`, in the dtypes of `q`, `k`, `v` (in the accumulation dtype
     /// if `spec.wide`). `out` and `stats` may come from a larger set of keys than `k` (a ring merges them first).
     /// `grad_out` must be finite: NaN there may also reach the gradients of values that the query does not see.
+    ///
+    /// # Shapes
+    /// - `q`, `k`, `v`, `stats`: as [`attention_forward`](Self::attention_forward) takes and returns them
+    /// - `out`, `grad_out`: `[batch, queries, heads, value_dim]`, in the dtype of `q` or the accumulation dtype
+    /// - returns those of `q`, `k` and `v`
     fn attention_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -49,8 +57,9 @@ pub trait Kernels: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// The attention of the same queries to the keys of both parts, given that to each part alone: outputs are averaged
-    /// by their shares of the softmax. A row that saw no key, output 0 and statistics negative infinity and 0, leaves
-    /// the other part's bits alone.
+    /// by their shares of the softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
+    /// 1805.02867). A row that saw no key, output 0 and statistics negative infinity and 0, leaves the other part's
+    /// bits alone.
     ///
     /// # Shapes
     /// - `out`, `other_out`: `[batch, queries, heads, value_dim]`, `stats`, `other_stats`: `[2, batch, heads, queries]`,
@@ -64,6 +73,9 @@ pub trait Kernels: Backend {
 
     /// `y = x / sqrt(mean(x^2) + eps) * weight` over the last dimension; returns `(y, 1 / rms)`, the latter
     /// `[rows]` in the accumulation dtype.
+    ///
+    /// # Shapes
+    /// - `x`: `[..., features]`, and so is `y`; `weight`: `[features]`
     fn rms_norm_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -71,6 +83,10 @@ pub trait Kernels: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `(dx, dweight)` of [`rms_norm_forward`](Self::rms_norm_forward).
+    ///
+    /// # Shapes
+    /// - `x`, `grad`: `[..., features]`, and so is `dx`; `inverse_rms`: `[rows]`
+    /// - `weight`: `[features]`, and so is `dweight`
     fn rms_norm_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -80,6 +96,9 @@ pub trait Kernels: Backend {
 
     /// `y = (x - mean) / sqrt(var + eps) * weight + bias` over the last dimension, biased variance; returns
     /// `(y, mean, 1 / std)`, the statistics `[rows]` in the accumulation dtype.
+    ///
+    /// # Shapes
+    /// - `x`: `[..., features]`, and so is `y`; `weight`, `bias`: `[features]`
     fn layer_norm_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -88,6 +107,10 @@ pub trait Kernels: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// `(dx, dweight, dbias)` of [`layer_norm_forward`](Self::layer_norm_forward).
+    ///
+    /// # Shapes
+    /// - `x`, `grad`: `[..., features]`, and so is `dx`; `mean`, `inverse_std`: `[rows]`
+    /// - `weight`: `[features]`, and so are `dweight` and `dbias`
     fn layer_norm_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -103,7 +126,8 @@ pub trait Kernels: Backend {
     /// The default calls [`dropout`](Self::dropout), an addition and the norm.
     ///
     /// # Shapes
-    /// - `x`, `update`: `[..., features]`, `weight`, `bias`: `[features]`
+    /// - `x`, `update`: `[..., features]`, and so are `sum` and `y`; `weight`, `bias`: `[features]`
+    /// - returns the statistics `[rows]`, in the accumulation dtype
     fn residual_norm_forward(
         x: FloatTensor<Self>,
         update: FloatTensor<Self>,
@@ -136,9 +160,15 @@ pub trait Kernels: Backend {
     }
 
     /// `silu(gate) * up`, elementwise.
+    ///
+    /// # Shapes
+    /// - `gate`, `up`: any, both the same, and so is the result
     fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `(dgate, dup)` of [`swiglu_forward`](Self::swiglu_forward).
+    ///
+    /// # Shapes
+    /// - `gate`, `up`, `grad`: any, all the same, and so are the results
     fn swiglu_backward(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
@@ -146,16 +176,23 @@ pub trait Kernels: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, elementwise; no finite `x` overflows.
+    ///
+    /// # Shapes
+    /// - `x`: any, and so is the result
     fn gelu_tanh_forward(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `dx` of [`gelu_tanh_forward`](Self::gelu_tanh_forward).
+    ///
+    /// # Shapes
+    /// - `x`, `grad`: any, both the same, and so is the result
     fn gelu_tanh_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// Rotates pairs of the last dimension by angles given as cosines and sines; `inverse` turns the other way,
     /// which is also the gradient.
     ///
     /// # Shapes
-    /// - `x`: `[batch, tokens, heads, head_dim]`; `cos`, `sin`: `[tokens, head_dim / 2]` (f32, or f64 for f64 `x`)
+    /// - `x`: `[batch, tokens, heads, head_dim]`, and so is the result
+    /// - `cos`, `sin`: `[tokens, head_dim / 2]` (f32, or f64 for f64 `x`)
     fn rotary(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
@@ -199,5 +236,8 @@ pub trait Kernels: Backend {
 
     /// `x * mask / keep`, the mask from the counter-based generator of [`DropoutSpec`], keyed by the *global* index
     /// of each element. It is its own gradient.
+    ///
+    /// # Shapes
+    /// - `x`: as many as the spec has positions in each dimension, and so is the result
     fn dropout(x: FloatTensor<Self>, spec: &DropoutSpec) -> FloatTensor<Self>;
 }

@@ -4,7 +4,8 @@ use crate::{AttentionSpec, DropoutSpec, RotaryStyle};
 
 /// The differentiable operations, routed to whatever backend and autodiff strategy a tensor is on.
 ///
-/// Users call the functions of this crate; this trait is what a backend's adapter implements.
+/// Users call the functions of this crate, whose shapes and refusals these have; this trait is what a backend's adapter
+/// implements.
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Autodiff)]
 pub trait FusedOps: Backend {
     /// See [`attention`](crate::attention). Returns the output and the log-sum-exp, the latter without gradient.

@@ -1,6 +1,6 @@
 use crate::{AttentionDropout, Mask, Positions};
 
-/// Which key/value head a query head reads: `(head + offset) / ratio`.
+/// Which key/value head a query head reads: `(head + offset) / ratio` (grouped-query attention, arXiv 2305.13245).
 ///
 /// An unsharded layer has `offset` 0 and `ratio` = heads / kv heads. A rank that holds a slice of the heads, and the
 /// key/value heads that slice needs, shifts by `offset` (heads per group may then be ragged at both ends).
@@ -29,6 +29,9 @@ impl HeadMap {
     }
 
     /// The local key/value head of a local query head.
+    ///
+    /// # Panics
+    /// If `ratio` is 0.
     pub fn kv_head(&self, head: usize) -> usize {
         (head + self.offset) / self.ratio
     }

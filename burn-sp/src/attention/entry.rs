@@ -17,17 +17,17 @@ use crate::layout::{Axis, Layout, Placement, Split};
 use crate::nn::DropoutKey;
 use crate::tensor::{Refusal, SpOps, SpTensor};
 
-const TOKENS: usize = 1;
+pub(super) const TOKENS: usize = 1;
 const OP: &str = "attention";
 
 /// How the ring axis brings keys and values to the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvMove {
-    /// From rank to rank, each block while attention to the one before is computed.
+    /// From rank to rank, each block while attention to the one before is computed (Ring Attention, arXiv 2310.01889).
     #[default]
     Ring,
-    /// All of them at once, by an all-gather.
+    /// All of them at once, by an all-gather (as Llama 3 was trained, arXiv 2407.21783).
     Gather,
 }
 
@@ -46,20 +46,51 @@ pub struct AttentionOptions {
     pub dropout_key: Option<DropoutKey>,
 }
 
+/// Attention under a mask, and no more than that.
+impl From<Mask> for AttentionOptions {
+    fn from(mask: Mask) -> Self {
+        Self {
+            mask,
+            ..Self::default()
+        }
+    }
+}
+
 /// Attention of queries over keys and values whose tokens may be sharded.
 ///
-/// The layout chooses the strategy: tokens sharded over `ulysses` are exchanged for heads, over `ring` the keys and
-/// values travel, over both `ring` runs inside the exchange. Keys and values that every rank holds whole (text in
-/// cross-attention, say) need no communication. Any number of heads, any number of query heads a key/value head, any
-/// length. Keys and values may also be of other tokens than the queries, sharded in another way, over `ring` and under
-/// [`Mask::Full`]: of a cache, say, whose heads `ulysses` shares out already.
+/// The layout chooses the strategy: tokens sharded over `ulysses` are exchanged for heads (DeepSpeed-Ulysses, arXiv
+/// 2309.14509), over `ring` the keys and values travel ([`KvMove`]), over both `ring` runs inside the exchange. Keys
+/// and values that every rank holds whole (text in cross-attention, say) need no communication. Any number of heads,
+/// any number of query heads a key/value head, any length. Keys and values may also be of other tokens than the
+/// queries, sharded in another way, over `ring` and under [`Mask::Full`]: of a cache, say, whose heads `ulysses` shares
+/// out already.
 ///
 /// # Shapes
-/// - `q`: `[batch, tokens, heads, head_dim]`, `k`, `v`: `[batch, tokens, kv_heads, head_dim]`
-/// - returns the shape and layout of `q` (with the last dimension of `v`)
+/// - `q`: `[batch, tokens, heads, head_dim]`
+/// - `k`: `[batch, tokens, kv_heads, head_dim]`, `v`: `[batch, tokens, kv_heads, value_dim]`
+/// - returns `[batch, tokens, heads, value_dim]` in the layout of `q`
 ///
 /// # Panics
 /// If the shapes or layouts do not fit together; the message says which layouts do.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+///
+/// // All scores are 0, so each token gets the mean of the values that it sees: its own and the one before.
+/// let mask = Mask::Window { size: 2, sink: 0 };
+/// let means = launch(&LaunchConfig::new(MeshShape::ring(2)), &Device::flex(), |device: SpDevice| {
+///     let values = Tensor::<1>::from_floats([1.0, 3.0, 5.0, 9.0], device.device()).reshape([1, 4, 1, 1]);
+///     let zeros = Tensor::<4>::zeros([1, 4, 1, 1], device.device());
+///     let layout = device.sequence_layout([1, 4, 1, 1]);
+///     let [q, k, v] = [zeros.clone(), zeros, values].map(|whole| device.distribute(whole, &layout));
+///     let out = attention(q, k, v, &mask.clone().into());
+///     out.gather().into_local().into_data().to_vec::<f32>().unwrap()
+/// })?;
+/// assert_eq!(means, vec![[1.0, 2.0, 4.0, 7.0]; 2]);
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[track_caller]
 pub fn attention(q: SpTensor<4>, k: SpTensor<4>, v: SpTensor<4>, options: &AttentionOptions) -> SpTensor<4> {
     check(&q, &k, &v, &options.mask);
@@ -69,26 +100,39 @@ pub fn attention(q: SpTensor<4>, k: SpTensor<4>, v: SpTensor<4>, options: &Atten
         kv_heads: (heads.kv.len() < k.local().dims()[HEADS]).then(|| heads.kv.clone()),
         site: Site::here(),
     };
+    run(q, k.into_parts().0, v.into_parts().0, call)
+}
+
+/// A call that is decided, with this rank's keys and values.
+#[track_caller]
+pub(super) fn run(q: SpTensor<4>, k: Tensor<4>, v: Tensor<4>, call: AttentionCall) -> SpTensor<4> {
     let mut shape = q.global_shape().to_vec();
-    shape[3] = v.global_shape()[3];
+    let [.., value_dim] = v.dims();
+    shape[3] = value_dim;
     let (q, layout, mesh) = q.into_parts();
-    let (k, v) = (k.into_parts().0, v.into_parts().0);
     let out = <Dispatch as SpOps>::sharded_attention(q.into_dispatch(), k.into_dispatch(), v.into_dispatch(), call);
     SpTensor::checked(OP, Tensor::from_dispatch(out), layout.with_shape(shape), mesh)
 }
 
+impl AttentionOptions {
+    /// The factor of the scores of these queries.
+    pub(super) fn scale_of(&self, q: &SpTensor<4>) -> f64 {
+        self.scale.unwrap_or_else(|| 1.0 / (q.global_shape()[3] as f64).sqrt())
+    }
+}
+
 /// Which heads this rank has, and which of its key/value heads they read.
-struct Heads {
+pub(super) struct Heads {
     /// Query heads that share one key/value head.
-    ratio: usize,
+    pub ratio: usize,
     /// The first query head, counted over all ranks.
-    first: usize,
+    pub first: usize,
     /// How many query heads.
     count: usize,
     /// The local key/value heads that are read: all, unless query heads are sharded and key/value heads are not.
-    kv: Range<usize>,
+    pub kv: Range<usize>,
     /// The first of those, counted over all ranks.
-    kv_first: usize,
+    pub kv_first: usize,
 }
 
 impl Heads {
@@ -98,7 +142,7 @@ impl Heads {
     }
 
     #[track_caller]
-    fn of(q: &SpTensor<4>, k: &SpTensor<4>) -> Self {
+    pub fn of(q: &SpTensor<4>, k: &SpTensor<4>) -> Self {
         let ratio = (q.global_shape()[HEADS] / k.global_shape()[HEADS]).max(1);
         let first = |tensor: &SpTensor<4>| tensor.positions(HEADS).ranges().first().map_or(0, |range| range.start);
         let held = first(k)..first(k) + k.local().dims()[HEADS];
@@ -134,7 +178,7 @@ impl Heads {
 }
 
 #[track_caller]
-fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, mask: &Mask) {
+pub(super) fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, mask: &Mask) {
     check_shapes(q.global_shape(), k.global_shape(), v.global_shape());
     for tensor in [q, k, v] {
         tensor.refuse_partial(OP);
@@ -187,16 +231,14 @@ fn check(q: &SpTensor<4>, k: &SpTensor<4>, v: &SpTensor<4>, mask: &Mask) {
 }
 
 /// The axes of more than one rank that shard the tokens, with their splits.
-fn token_axes(tensor: &SpTensor<4>) -> Vec<(Axis, Split)> {
+pub(super) fn token_axes(tensor: &SpTensor<4>) -> Vec<(Axis, Split)> {
     tensor.layout().without_single(tensor.mesh()).shards(TOKENS).to_vec()
 }
 
 fn choose(q: &SpTensor<4>, k: &SpTensor<4>, heads: &Heads, options: &AttentionOptions) -> Strategy {
     let mesh = q.mesh();
     let ratio = heads.ratio;
-    let scale = options
-        .scale
-        .unwrap_or_else(|| 1.0 / (q.global_shape()[3] as f64).sqrt());
+    let scale = options.scale_of(q);
     let dropout = |heads: Range<usize>| {
         let key = options.dropout_key.filter(|_| options.dropout > 0.0)?;
         let [batch, queries, all_heads, _] = <[usize; 4]>::try_from(q.global_shape()).expect("q has four dimensions");

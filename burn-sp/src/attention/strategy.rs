@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Float};
 use burn_sp_comm::Site;
 
-use super::{gather_kv::GatherKv, local::Local, ring::Ring, ulysses::Ulysses};
+use super::{gather_kv::GatherKv, local::Local, pass_q::PassQ, ring::Ring, ulysses::Ulysses};
 use crate::tensor::{SpBackend, place, select};
 
 pub(crate) const HEADS: usize = 2;
@@ -34,6 +34,8 @@ pub(crate) enum Strategy {
     Ring(Ring),
     /// Tokens are exchanged for heads, and another strategy runs inside.
     Ulysses(Box<Ulysses>),
+    /// Every rank attends to the keys that it keeps, for all. Without a backward pass.
+    PassQ(PassQ),
 }
 
 impl Strategy {
@@ -43,6 +45,7 @@ impl Strategy {
             Strategy::GatherKv(_) => "gather_kv",
             Strategy::Ring(_) => "ring",
             Strategy::Ulysses(_) => "ulysses",
+            Strategy::PassQ(_) => "pass_q",
         }
     }
 
@@ -60,6 +63,7 @@ impl Strategy {
             Strategy::GatherKv(strategy) => strategy.forward(q, k, v, site),
             Strategy::Ring(strategy) => strategy.forward(q, k, v, site),
             Strategy::Ulysses(strategy) => strategy.forward(q, k, v, site),
+            Strategy::PassQ(strategy) => strategy.forward(q, k, v, site),
         }
     }
 
@@ -78,6 +82,7 @@ impl Strategy {
             Strategy::GatherKv(strategy) => strategy.backward(saved, grad, site),
             Strategy::Ring(strategy) => strategy.backward(saved, grad, site),
             Strategy::Ulysses(strategy) => strategy.backward(saved, grad, site),
+            Strategy::PassQ(_) => unreachable!("cached attention refuses autodiff devices"),
         };
         if wide {
             return (dq, dk, dv);

@@ -21,7 +21,7 @@ pub struct AttentionWorkload {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Bytes of an element.
+    /// Bytes of an element: 4 for f32, 2 for bf16.
     pub element_bytes: usize,
     /// Who sees whom.
     pub mask: Mask,
@@ -32,11 +32,11 @@ pub struct AttentionWorkload {
 pub struct Links {
     /// FLOP/s of a rank in attention.
     pub flops_per_second: f64,
-    /// What a rank sends to ranks of its node.
+    /// What a rank sends to ranks of its node, in bytes a second.
     pub bytes_per_second_in_node: f64,
-    /// What a rank sends to ranks of other nodes.
+    /// What a rank sends to ranks of other nodes, in bytes a second.
     pub bytes_per_second_between_nodes: f64,
-    /// Nodes have consecutive ranks.
+    /// Ranks of a node, which are consecutive.
     pub ranks_per_node: usize,
     /// Whether data travel while a rank computes, so that the hops of a ring can hide behind its blocks.
     pub overlap: bool,
@@ -87,6 +87,26 @@ impl MeshShape {
     ///
     /// # Panics
     /// If there are no heads.
+    ///
+    /// # Example
+    /// ```
+    /// use burn_sp::attention::Mask;
+    /// use burn_sp::layout::{AttentionWorkload, Links, MeshShape};
+    ///
+    /// let workload = AttentionWorkload {
+    ///     batch: 1,
+    ///     tokens: 4096,
+    ///     heads: 6,
+    ///     kv_heads: 6,
+    ///     head_dim: 64,
+    ///     element_bytes: 4,
+    ///     mask: Mask::Causal,
+    /// };
+    /// let mesh = |ranks| MeshShape::choose(ranks, &workload, &Links::threads()).unwrap().mesh;
+    /// assert_eq!(mesh(2), MeshShape::ulysses(2));
+    /// // 6 heads on 4 ranks would be 2, 2, 1, 1.
+    /// assert_eq!(mesh(4), MeshShape::ring(2).with_ulysses(2));
+    /// ```
     pub fn choose(ranks: usize, workload: &AttentionWorkload, links: &Links) -> Option<MeshChoice> {
         let (heads, kv_heads) = (workload.heads, workload.kv_heads);
         assert!(
@@ -132,12 +152,18 @@ struct Sent {
 // Products are of `f64`s: a length that no memory holds must not overflow.
 impl AttentionWorkload {
     /// Bytes that a rank sends forward: the mean over the ranks.
+    ///
+    /// # Panics
+    /// If there are no heads.
     pub fn forward_bytes(&self, mesh: &MeshShape) -> f64 {
         let sent = self.forward(mesh);
         sent.exchanged + sent.shifted
     }
 
     /// Bytes that a rank sends backward: the mean over the ranks.
+    ///
+    /// # Panics
+    /// If there are no heads.
     pub fn backward_bytes(&self, mesh: &MeshShape) -> f64 {
         let sent = self.backward(mesh);
         sent.exchanged + sent.shifted

@@ -95,6 +95,9 @@ impl MeshShape {
     }
 
     /// Checks that the mesh can be made from `ranks` ranks.
+    ///
+    /// # Errors
+    /// If an axis has no ranks, or the product of the axes is another number.
     pub fn check(&self, ranks: usize) -> Result<(), MeshError> {
         match Axis::ALL.into_iter().find(|axis| self.size(*axis) == 0) {
             Some(axis) => Err(MeshError::Empty { axis }),
@@ -211,6 +214,9 @@ impl Mesh {
     /// The group of ranks that differ from this one on the given axes only, ordered by rank.
     ///
     /// The group is made at the first call, so every member has to ask for its groups in the same order.
+    ///
+    /// # Errors
+    /// If a rank fails meanwhile, or the members ask in different orders.
     pub fn group(&self, axes: &[Axis]) -> Result<Arc<dyn Communicator>, CommError> {
         let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| axes.contains(axis)).collect();
         let mut groups = self.groups.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

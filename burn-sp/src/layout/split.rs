@@ -4,13 +4,23 @@ use burn_sp_comm::Parts;
 use kernels_cubecl::{Mask, Positions};
 
 /// The rule by which an axis splits a dimension among its ranks. Lengths need not divide.
+///
+/// ```
+/// use burn_sp::layout::Split;
+///
+/// // Who owns which of 7 positions on 2 ranks.
+/// let owned = |split: Split| [0, 1].map(|rank| split.parts(7, 2).of(rank).to_vec());
+/// assert_eq!(owned(Split::Contiguous), [vec![0..4], vec![4..7]]);
+/// assert_eq!(owned(Split::Zigzag), [vec![0..2, 6..7], vec![2..6]]);
+/// assert_eq!(owned(Split::Halves), [vec![0..2, 3..5], vec![2..3, 5..7]]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Split {
     /// One range a rank; the first `len % ranks` ranks own one more: 7 on 4 ranks are 2, 2, 2, 1.
     #[default]
     Contiguous,
     /// `2 * ranks` chunks by the same rule, of which rank `r` owns number `r` and number `2 * ranks - 1 - r`. Under a
-    /// causal mask every rank then has the same work.
+    /// causal mask every rank then has the same work (as Llama 3 was trained, arXiv 2407.21783).
     Zigzag,
     /// Both halves of the dimension contiguously, each by itself: of a video that comes twice, clean and then noisy, each
     /// rank owns the clean *and* the noisy tokens of its part. Of an odd length the second half has one more.
@@ -99,6 +109,15 @@ impl Split {
     ///
     /// # Panics
     /// If there are no ranks.
+    ///
+    /// # Example
+    /// ```
+    /// use burn_sp::attention::Mask;
+    /// use burn_sp::layout::Split;
+    ///
+    /// assert_eq!(Split::balanced(&Mask::Full, 8, 2), Split::Contiguous);
+    /// assert_eq!(Split::balanced(&Mask::Causal, 8, 2), Split::Zigzag);
+    /// ```
     pub fn balanced(mask: &Mask, len: usize, ranks: usize) -> Self {
         assert!(ranks > 0, "split: {len} positions cannot be dealt to 0 ranks");
         if let Some(half) = half_of(mask).filter(|half| *half <= len / 2) {

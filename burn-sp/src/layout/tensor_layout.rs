@@ -8,6 +8,27 @@ use super::{Axis, Mesh, Placement, Split};
 /// split, and the axes on which it is a sum of terms. On every other axis it is replicated.
 ///
 /// An inner axis splits the list of positions that the outer axes leave to this rank.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Device;
+/// use burn_sp::prelude::*;
+///
+/// // 8 tokens: zigzag over ring, and what that leaves to a rank once more over ulysses.
+/// let layout = Layout::replicated([8, 16])
+///     .shard(0, Axis::Ring, Split::Zigzag)
+///     .shard(0, Axis::Ulysses, Split::Contiguous);
+/// assert_eq!(layout.placement(Axis::Ring), Placement::Shard(0));
+/// assert_eq!(layout.placement(Axis::Tp), Placement::Replicate);
+///
+/// let config = LaunchConfig::new(MeshShape::ring(2).with_ulysses(2));
+/// let held = launch(&config, &Device::flex(), |device: SpDevice| {
+///     assert_eq!(layout.local_shape(device.mesh()), [2, 16]);
+///     layout.positions(0, device.mesh())
+/// })?;
+/// assert_eq!(held, [[0..2], [6..8], [2..4], [4..6]]);
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Vec<usize>,
@@ -54,12 +75,15 @@ impl Layout {
         self
     }
 
-    /// The shape of the whole tensor.
+    /// The shape of the whole tensor, in elements.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// The axes that shard `dim`, outermost first.
+    ///
+    /// # Panics
+    /// If there is no such dimension.
     pub fn shards(&self, dim: usize) -> &[(Axis, Split)] {
         &self.shards[dim]
     }
@@ -81,6 +105,9 @@ impl Layout {
     }
 
     /// The global positions of `dim` that this rank holds, in local order.
+    ///
+    /// # Panics
+    /// If there is no such dimension, or an explicit split is for another length or number of ranks.
     pub fn positions(&self, dim: usize, mesh: &Mesh) -> Vec<Range<usize>> {
         self.shards[dim]
             .iter()
@@ -101,12 +128,41 @@ impl Layout {
         split.parts(self.without_inner(dim).local_len(dim, mesh), mesh.size(*axis))
     }
 
+    /// The positions of `dim` of every rank of the group of the axes that shard it, in the order of that group.
+    ///
+    /// # Panics
+    /// If an axis is outside of one that comes before it on the mesh: groups are ordered by rank.
+    pub(crate) fn all_parts(&self, dim: usize, mesh: &Mesh) -> Parts {
+        let shards = &self.shards[dim];
+        assert!(
+            shards.is_sorted_by_key(|(axis, _)| *axis),
+            "layout: {self} is not ordered as the mesh"
+        );
+        let parts = shards
+            .iter()
+            .fold(vec![vec![0..self.shape[dim]]], |owned, (axis, split)| {
+                let inner = owned.iter().flat_map(|owned| {
+                    let len = owned.iter().map(|range| range.len()).sum();
+                    let parts = split.parts(len, mesh.size(*axis));
+                    (0..parts.ranks()).map(move |rank| select(owned, parts.of(rank)))
+                });
+                inner.collect()
+            });
+        Parts::new(parts)
+    }
+
     /// How many positions of `dim` this rank holds.
+    ///
+    /// # Panics
+    /// If there is no such dimension, or an explicit split is for another length or number of ranks.
     pub fn local_len(&self, dim: usize, mesh: &Mesh) -> usize {
         self.positions(dim, mesh).iter().map(|range| range.len()).sum()
     }
 
     /// The shape of this rank's local tensor.
+    ///
+    /// # Panics
+    /// If an explicit split is for another length or number of ranks.
     pub fn local_shape(&self, mesh: &Mesh) -> Vec<usize> {
         (0..self.shape.len()).map(|dim| self.local_len(dim, mesh)).collect()
     }

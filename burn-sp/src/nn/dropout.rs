@@ -7,9 +7,9 @@ use crate::SpTensor;
 pub struct DropoutKey {
     /// The run's seed.
     pub seed: u64,
-    /// The training step (micro-steps counted).
+    /// The training step (micro-steps counted), below 2^48.
     pub step: u64,
-    /// Which dropout of the model.
+    /// Which dropout of the model, below 2^16.
     pub layer: u64,
 }
 
@@ -25,8 +25,8 @@ impl DropoutKey {
     }
 }
 
-/// Dropout whose mask is a function of seed, step, layer and *global* element index: the same on 1 and on 8 ranks, in
-/// any layout, and in a recomputed forward pass. Nothing is stored for backward.
+/// Dropout (Srivastava et al., 2014) whose mask is a function of seed, step, layer and *global* element index: the same
+/// on 1 and on 8 ranks, in any layout, and in a recomputed forward pass. Nothing is stored for backward.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     /// Probability that an element is dropped, in `[0, 1)`.
@@ -36,8 +36,11 @@ pub struct Dropout {
 impl Dropout {
     /// Applies the mask; without a key (evaluation) or with probability 0 the tensor passes as it is.
     ///
+    /// # Shapes
+    /// - `x`: any, and so is the result, in the layout of `x`
+    ///
     /// # Panics
-    /// If the tensor is partial: a sum of dropped terms is not a dropped sum.
+    /// If the tensor is partial: a sum of dropped terms is not a dropped sum. If the probability is not in `[0, 1)`.
     #[track_caller]
     pub fn forward<const D: usize>(&self, x: SpTensor<D>, key: Option<DropoutKey>) -> SpTensor<D> {
         match self.mask(&x, key) {

@@ -26,7 +26,8 @@ impl RmsNormConfig {
     }
 }
 
-/// Root mean square norm over the last dimension, `x / sqrt(mean(x^2) + eps) * gamma`.
+/// Root mean square norm over the last dimension, `x / sqrt(mean(x^2) + eps) * gamma` (Zhang and Sennrich, arXiv
+/// 1910.07467).
 ///
 /// Like Burn's, but fused: it keeps its input and one number a row for backward, and computes f64 in f64 and bf16 in f32.
 #[derive(Module, Debug)]
@@ -39,7 +40,10 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     /// # Shapes
-    /// - `x`: `[..., features]`
+    /// - `x`: `[..., features]`, and so is the result
+    ///
+    /// # Panics
+    /// If `x` has other features than the norm, or another dtype.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         kernels_cubecl::rms_norm(x, self.gamma.val(), self.epsilon)
     }
@@ -86,7 +90,8 @@ impl LayerNormConfig {
     }
 }
 
-/// Layer norm over the last dimension, `(x - mean) / sqrt(var + eps) * gamma + beta`.
+/// Layer norm over the last dimension, `(x - mean) / sqrt(var + eps) * gamma + beta` with the biased variance (Ba et
+/// al., arXiv 1607.06450).
 ///
 /// Like Burn's, but fused: it keeps its input and two numbers a row for backward.
 #[derive(Module, Debug)]
@@ -101,7 +106,10 @@ pub struct LayerNorm {
 
 impl LayerNorm {
     /// # Shapes
-    /// - `x`: `[..., features]`
+    /// - `x`: `[..., features]`, and so is the result
+    ///
+    /// # Panics
+    /// If `x` has other features than the norm, or another dtype.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         kernels_cubecl::layer_norm(x, self.gamma.val(), self.beta.val(), self.epsilon)
     }

@@ -8,6 +8,9 @@ use crate::layout::{Axis, Layout, Placement};
 impl<const D: usize> SpTensor<D> {
     /// Elementwise sum of two tensors of the same layout. Two partial values over the same axes add to a partial one.
     ///
+    /// # Shapes
+    /// - both the same, and so is the result, in the same layout
+    ///
     /// # Panics
     /// If the layouts differ: a replicated or sharded value added to a partial one would count once a rank.
     #[track_caller]
@@ -19,6 +22,12 @@ impl<const D: usize> SpTensor<D> {
     }
 
     /// Elementwise difference; the rules of [`add`](Self::add).
+    ///
+    /// # Shapes
+    /// - both the same, and so is the result
+    ///
+    /// # Panics
+    /// As [`add`](Self::add).
     #[track_caller]
     #[allow(clippy::should_implement_trait)]
     pub fn sub(self, other: Self) -> Self {
@@ -28,6 +37,9 @@ impl<const D: usize> SpTensor<D> {
     }
 
     /// Elementwise product. One factor may be partial if the other is replicated on those axes.
+    ///
+    /// # Shapes
+    /// - both the same, and so is the result
     ///
     /// # Panics
     /// If the shards differ, or both factors are partial: a product of sums is not the sum of products.
@@ -57,8 +69,12 @@ impl<const D: usize> SpTensor<D> {
     /// Matrix product over the last two dimensions. Where an axis shards the contracted dimension of both factors
     /// alike, the result is partial over it.
     ///
+    /// # Shapes
+    /// - `[..., m, k]` and `[..., k, n]`, the leading dimensions the same; returns `[..., m, n]`
+    ///
     /// # Panics
-    /// If an axis shards the contracted dimension of one factor only, or both factors in ways that do not meet.
+    /// If the shapes do not fit, an axis shards the contracted dimension of one factor only, or both factors in ways
+    /// that do not meet.
     #[track_caller]
     pub fn matmul(self, other: Self) -> Self {
         const OP: &str = "matmul";
@@ -100,6 +116,12 @@ impl<const D: usize> SpTensor<D> {
     }
 
     /// Sum over a dimension, which stays with length 1. Where axes shard it, the result is partial over them.
+    ///
+    /// # Shapes
+    /// - returns the same, of length 1 in `dim`
+    ///
+    /// # Panics
+    /// If there is no such dimension.
     #[track_caller]
     pub fn sum_dim(self, dim: usize) -> Self {
         let (local, layout, mesh) = self.into_parts();

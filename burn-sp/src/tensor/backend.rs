@@ -4,7 +4,7 @@ use kernels_cubecl::Kernels;
 
 /// What a backend supplies beside its [`Kernels`]: a way from its tensors to the buffers that engines move, and back.
 ///
-/// Both directions share storage where the backend allows it; none of them is differentiable.
+/// Both directions share storage where the backend allows it, and keep shape and dtype; none of them is differentiable.
 pub trait SpBackend: Kernels {
     /// Whether its tensors lie in the host's memory anyway.
     const IN_HOST_MEMORY: bool;

@@ -8,6 +8,22 @@ use crate::initialize;
 use crate::layout::{Axis, Layout, Mesh, Split};
 
 /// A Burn [`Device`] with a place on a mesh: what a rank's code gets from the launcher.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_sp::prelude::*;
+///
+/// let held = launch(&LaunchConfig::new(MeshShape::ring(2)), &Device::flex(), |device: SpDevice| {
+///     let batch = Tensor::<2, Int>::from_ints([[10, 11, 12, 13]], device.device());
+///     // Zigzag: rank 0 has the first token and the last.
+///     let tokens = device.distribute_tokens(batch);
+///     assert_eq!(tokens.global_shape(), [1, 4]);
+///     tokens.into_local().into_data().iter::<i64>().collect::<Vec<_>>()
+/// })?;
+/// assert_eq!(held, [[10, 13], [11, 12]]);
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct SpDevice {
     device: Device,
@@ -18,6 +34,9 @@ pub struct SpDevice {
 /// Runs `init` with the device's generator seeded, and no one else drawing: Burn's generators belong to the process, and
 /// ranks may be threads of one. The same seed gives the same random tensors, in a module the same parameters: they are
 /// all drawn before this returns, not when each is first used, as Burn would.
+///
+/// # Panics
+/// If the device fails.
 pub fn seeded<M: Module>(device: &Device, seed: u64, init: impl FnOnce(&Device) -> M) -> M {
     static GENERATOR: Mutex<()> = Mutex::new(());
     let _alone = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -63,12 +82,18 @@ impl SpDevice {
     }
 
     /// [`seeded`] on this device: every rank that calls it with the same seed gets the same random tensors.
+    ///
+    /// # Panics
+    /// If the device fails.
     pub fn seeded<M: Module>(&self, seed: u64, init: impl FnOnce(&Device) -> M) -> M {
         seeded(&self.device, seed, init)
     }
 
     /// Takes this rank's slice of a tensor that every rank holds whole. Differentiable: the tensor's gradient is
     /// partial, each rank's share of it lies where its slice was.
+    ///
+    /// # Shapes
+    /// - `whole`: that of the layout; the result is of the same, of which this rank holds its slice
     ///
     /// # Panics
     /// If the shape is not the layout's global shape, or the layout is partial.
@@ -94,6 +119,9 @@ impl SpDevice {
 
     /// The layout of a batch of token sequences `[batch, tokens, ...]` on this mesh: samples over `dp`, tokens over
     /// `ring` (by the [ring split](Self::with_ring_split)) and inside it over `ulysses`.
+    ///
+    /// # Panics
+    /// If the shape has fewer than two dimensions.
     pub fn sequence_layout(&self, shape: impl Into<Vec<usize>>) -> Layout {
         Layout::replicated(shape)
             .shard(0, Axis::Dp, Split::Contiguous)
@@ -104,7 +132,7 @@ impl SpDevice {
     /// Takes this rank's samples and tokens of a global batch; see [`sequence_layout`](Self::sequence_layout).
     ///
     /// # Shapes
-    /// - `batch`: `[batch, tokens]`
+    /// - `batch`: `[batch, tokens]`, whole on every rank, and so is the result
     #[track_caller]
     pub fn distribute_tokens(&self, batch: Tensor<2, Int>) -> SpTensor<2, Int> {
         let layout = self.sequence_layout(batch.dims());

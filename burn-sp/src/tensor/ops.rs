@@ -12,6 +12,9 @@ use crate::{attention::AttentionCall, nn::ColumnInput, train::TokenLossSpec};
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Autodiff)]
 pub trait SpOps: Backend {
     /// A layout change of a float tensor: *the* layout node of the autodiff graph.
+    ///
+    /// # Shapes
+    /// - `tensor`: this rank's part before the change; returns its part after it
     fn redistribute(tensor: FloatTensor<Self>, transition: Transition) -> FloatTensor<Self>;
 
     /// A layout change of an int tensor.
@@ -21,6 +24,9 @@ pub trait SpOps: Backend {
     fn redistribute_bool(tensor: BoolTensor<Self>, transition: Transition) -> BoolTensor<Self>;
 
     /// Attention between tokens that ranks share; see [`attention`](crate::attention::attention).
+    ///
+    /// # Shapes
+    /// - this rank's parts, as those of [`attention`](crate::attention::attention)
     fn sharded_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -29,6 +35,10 @@ pub trait SpOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// The loss of local tokens, chunk by chunk; see [`token_loss`](crate::train::token_loss).
+    ///
+    /// # Shapes
+    /// - `hidden`: `[tokens, features]`, `weight`: `[features, classes]`, `targets`, `weights`: `[tokens]`; returns
+    ///   `[1]`
     fn token_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -38,10 +48,17 @@ pub trait SpOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// The input of column-parallel layers, gathered; see [`Gathered`](crate::nn::Gathered).
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, features]`, this rank's tokens; returns all of the group
     fn gather_input(x: FloatTensor<Self>, input: ColumnInput) -> FloatTensor<Self>;
 
     /// `x * weight` over the last dimension, of which backward gets `kept`; see [`Gathered`](crate::nn::Gathered) and
     /// [`row_linear`](crate::nn::row_linear).
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, inputs]`, `weight`: `[inputs, outputs]`; returns `[batch, tokens, outputs]`
+    /// - `kept`: `x`, or this rank's tokens of it
     fn parallel_linear(
         x: FloatTensor<Self>,
         kept: FloatTensor<Self>,

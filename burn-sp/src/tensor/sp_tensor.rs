@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use burn::tensor::{Float, Tensor};
+use burn::tensor::{Float, Int, Tensor, TensorData};
 use burn_sp_comm::{Site, raise};
 
 use super::{
@@ -14,6 +14,26 @@ use crate::layout::{Axis, Layout, Mesh, Placement, Split};
 /// It has few operations of its own. Layouts change by [`redistribute`](Self::redistribute); whatever treats each
 /// token by itself goes through [`tokenwise`](Self::tokenwise), so a `Linear`, a norm or an activation stays Burn's.
 /// Operations that would be wrong on a layout panic with a [`Refusal`] that says what would work.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+///
+/// let sums = launch(&LaunchConfig::new(MeshShape::ulysses(2)), &Device::flex(), |device: SpDevice| {
+///     // Rank 0 has tokens 0 and 1, rank 1 token 2.
+///     let whole = Tensor::<2>::from_floats([[1.0], [2.0], [3.0]], device.device());
+///     let layout = Layout::replicated([3, 1]).shard(0, Axis::Ulysses, Split::Contiguous);
+///     let tokens = device.distribute(whole, &layout).tokenwise(|x| x.mul_scalar(10.0));
+///     // A rank's sum is a term of the sum over all tokens.
+///     let sum = tokens.sum_dim(0);
+///     assert_eq!(sum.layout().placement(Axis::Ulysses), Placement::Partial);
+///     let sum = sum.redistribute(Axis::Ulysses, Placement::Replicate);
+///     sum.into_local().into_scalar::<f32>()
+/// })?;
+/// assert_eq!(sums, [60.0, 60.0]);
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct SpTensor<const D: usize, K: SpKind = Float> {
     local: Tensor<D, K>,
@@ -24,6 +44,9 @@ pub struct SpTensor<const D: usize, K: SpKind = Float> {
 impl<const D: usize, K: SpKind> SpTensor<D, K> {
     /// Wraps this rank's part of a tensor.
     ///
+    /// # Shapes
+    /// - `local`: [`Layout::local_shape`] of this rank; the result is of [`Layout::shape`]
+    ///
     /// # Panics
     /// If the part's shape is not the one that the layout gives this rank.
     #[track_caller]
@@ -32,6 +55,9 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
     }
 
     /// Wraps a tensor that every rank holds whole (and equal).
+    ///
+    /// # Shapes
+    /// - `whole`: any, the same on all ranks, and so is the result
     pub fn replicated(whole: Tensor<D, K>, device: &SpDevice) -> Self {
         let layout = Layout::replicated(whole.dims());
         Self {
@@ -65,7 +91,7 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
         &self.mesh
     }
 
-    /// The shape of the whole tensor.
+    /// The shape of the whole tensor, in elements.
     pub fn global_shape(&self) -> &[usize] {
         self.layout.shape()
     }
@@ -76,11 +102,32 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
     }
 
     /// The global positions of `dim` that this rank holds, in local order.
+    ///
+    /// # Panics
+    /// If there is no such dimension.
     pub fn positions(&self, dim: usize) -> kernels_cubecl::Positions {
         kernels_cubecl::Positions::new(self.layout.positions(dim, &self.mesh))
     }
 
+    /// [`positions`](Self::positions) as ids, on the tensor's device: a row for a learned position embedding, whose vectors
+    /// are then added to every sample's.
+    ///
+    /// # Shapes
+    /// - returns `[1, positions]`, as many as `dim` has here
+    ///
+    /// # Panics
+    /// If there is no such dimension.
+    pub fn position_ids(&self, dim: usize) -> Tensor<2, Int> {
+        let ids: Vec<i64> = self.positions(dim).iter().map(|position| position as i64).collect();
+        let count = ids.len();
+        // Not reshaped from one dimension: Burn takes a length of 0, of a rank without tokens, as one to keep.
+        Tensor::from_data(TensorData::new(ids, [1, count]), &self.local.device())
+    }
+
     /// Leaves the layout behind and keeps this rank's part.
+    ///
+    /// # Shapes
+    /// - returns [`Layout::local_shape`] of this rank
     ///
     /// # Panics
     /// If the tensor is partial: a term is not the value. Name what is left behind with
@@ -92,6 +139,9 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
     }
 
     /// Leaves the layout behind and keeps this rank's term of a sum over exactly these axes.
+    ///
+    /// # Shapes
+    /// - returns [`Layout::local_shape`] of this rank
     ///
     /// # Panics
     /// If the tensor is not partial over exactly these axes.
@@ -114,8 +164,11 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
     ///
     /// A dimension that becomes sharded is split contiguously; [`shard`](Self::shard) takes another split.
     ///
+    /// # Shapes
+    /// - the global shape stays; `dim` of a `Shard(dim)` is this rank's part of it
+    ///
     /// # Panics
-    /// If the axis shards a dimension but is not the innermost to do so.
+    /// If there is no such dimension, or the axis shards one but is not the innermost to do so.
     #[track_caller]
     pub fn redistribute(self, axis: Axis, to: Placement) -> Self {
         match to {
@@ -132,6 +185,9 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
     }
 
     /// [`redistribute`](Self::redistribute) to `Shard(dim)` with a split.
+    ///
+    /// # Panics
+    /// As [`redistribute`](Self::redistribute), or if an explicit split is for another length or number of ranks.
     #[track_caller]
     pub fn shard(self, axis: Axis, dim: usize, split: Split) -> Self {
         if dim >= D {
@@ -147,7 +203,7 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
         self.change(axis, layout, Place::Shard { dim, parts })
     }
 
-    /// Makes the tensor whole on every rank.
+    /// Makes the tensor whole on every rank: shards are gathered, terms added up.
     #[track_caller]
     pub fn gather(self) -> Self {
         let mut tensor = self;
@@ -164,6 +220,10 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
 
     /// Does to each token what needs no other token: a linear layer, a norm, an activation, an embedding. The closure
     /// gets this rank's part.
+    ///
+    /// # Shapes
+    /// - the closure gets this rank's part and returns as many tokens: dimensions that are sharded keep place and
+    ///   length
     ///
     /// # Panics
     /// If the tensor is partial (a bias, say, would count once a rank), or the closure changes a sharded dimension.
@@ -198,6 +258,9 @@ impl<const D: usize, K: SpKind> SpTensor<D, K> {
     }
 
     /// Swaps two dimensions; nothing moves between ranks.
+    ///
+    /// # Panics
+    /// If there are no such dimensions.
     pub fn swap_dims(self, a: usize, b: usize) -> Self {
         Self {
             local: self.local.swap_dims(a, b),

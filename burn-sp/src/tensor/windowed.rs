@@ -35,6 +35,9 @@ impl<const D: usize> SpTensor<D> {
     /// One axis may shard `dim`, into one range a rank. With a mesh of its own
     /// ([`Mesh::new`](crate::layout::Mesh::new)), a model can have all ranks on one axis.
     ///
+    /// # Shapes
+    /// - `body` gets `part.reads` along `dim` and returns `part.outputs`; the other sharded dimensions stay as they are
+    ///
     /// # Panics
     /// If the tensor is partial, `dim` is sharded otherwise, or the closure returns other positions of `dim` than this
     /// rank's outputs or changes another sharded dimension.

@@ -8,11 +8,37 @@ use burn_sp_comm::{Buffer, Collective, Communicator, Site, Transfer, raise};
 use super::ParamLayouts;
 use crate::layout::{Axis, Mesh};
 
-/// Scales summed gradients so that their global norm is at most `max_norm`; returns them and the norm before scaling.
+/// Scales summed gradients so that their global norm, the root of the sum of all squares, is at most `max_norm`
+/// (Pascanu et al., arXiv 1211.5063); returns them and the norm before scaling. Without a `max_norm` it only finds the
+/// norm. Collective.
 ///
 /// Each parameter counts once, however many ranks hold it. Squares are added in f64 in a fixed order, and every rank
 /// uses rank 0's bits, so that replicated parameters stay equal bit for bit. A norm that is not finite leaves the
 /// gradients alone; the caller sees it.
+///
+/// # Panics
+/// If another rank does something else meanwhile (in a launched rank: every rank fails with a report).
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::GradientsParams;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+///
+/// launch(&LaunchConfig::new(MeshShape::ulysses(2)), &Device::flex(), |device: SpDevice| {
+///     let linear = device.seeded(1, |device| LinearConfig::new(2, 1).with_bias(false).init(device));
+///     let mut grads = GradientsParams::new();
+///     grads.register(linear.weight.id, Tensor::<2>::from_floats([[3.0], [4.0]], device.device()));
+///     let layouts = ParamLayouts::replicated();
+///     let (grads, norm) = clip_by_global_norm(&linear, grads, Some(2.5), &layouts, device.mesh());
+///     // Both ranks hold the weight, and it counts once.
+///     assert_eq!(norm, 5.0);
+///     let clipped = grads.get::<2>(linear.weight.id).unwrap();
+///     assert_eq!(clipped.into_data().to_vec::<f32>().unwrap(), [1.5, 2.0]);
+/// })?;
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[track_caller]
 pub fn clip_by_global_norm<M: Module>(
     module: &M,

@@ -18,10 +18,32 @@ const BUCKET: usize = 1 << 24;
 /// Sums each parameter's gradient over every axis on which the parameter is replicated, once, in few large messages.
 ///
 /// Call it once a step, after the last micro-step's backward. Gradients are sums, never means: the loss share has been
-/// divided by the global count already. Every rank ends with the same bits.
+/// divided by the global count already. Every rank ends with the same bits. Collective.
 ///
 /// # Panics
 /// If ranks have gradients of different parameters (in a launched rank: every rank fails with a report).
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::GradientsParams;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+///
+/// // The mean of `w t` over the tokens `t`: its gradient is the mean of the tokens, on any mesh.
+/// let config = LaunchConfig::new(MeshShape::ulysses(2));
+/// let grads = launch(&config, &Device::flex().autodiff(), |device: SpDevice| {
+///     let linear = device.seeded(1, |device| LinearConfig::new(1, 1).with_bias(false).init(device));
+///     let tokens = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 6.0], device.device()).reshape([1, 4, 1]);
+///     let tokens = device.distribute(tokens, &device.sequence_layout([1, 4, 1]));
+///     let loss = LossShare::mean(tokens.tokenwise(|t| linear.forward(t)));
+///     let grads = GradientsParams::from_grads(loss.backward(), &linear);
+///     let grads = sum_gradients(&linear, grads, &ParamLayouts::replicated(), device.mesh());
+///     grads.get::<2>(linear.weight.id).unwrap().into_scalar::<f32>()
+/// })?;
+/// assert_eq!(grads, [3.0, 3.0]);
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[track_caller]
 pub fn sum_gradients<M: Module>(
     module: &M,

@@ -24,7 +24,11 @@ pub struct LossShare {
 impl LossShare {
     /// The share of a loss `sum of terms / count`. On axes where every rank holds the same terms, one rank keeps them.
     ///
-    /// `count` is global: over all ranks, and over all micro-steps if gradients are accumulated. A count of 0 gives 0.
+    /// `count` is of tokens, or whatever the loss is a mean over, and global: over all ranks, and over all micro-steps
+    /// if gradients are accumulated. A count of 0 counts as 1.
+    ///
+    /// # Shapes
+    /// - `terms`: any; all their elements are added up
     ///
     /// # Panics
     /// If the terms are partial: a term of a term is no loss.
@@ -35,7 +39,13 @@ impl LossShare {
         Self::from_local_sum(local.sum().mul_scalar(1.0 / count.max(1) as f64), &layout, mesh)
     }
 
-    /// The mean over all elements.
+    /// The mean over all elements, of all ranks.
+    ///
+    /// # Shapes
+    /// - `terms`: any
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
     #[track_caller]
     pub fn mean<const D: usize>(terms: SpTensor<D>) -> Self {
         let count = terms.global_shape().iter().product::<usize>();
@@ -79,6 +89,9 @@ impl LossShare {
 
     /// Differentiates this rank's share. Gradients of replicated parameters are then partial:
     /// [`sum_gradients`](super::sum_gradients) adds them up.
+    ///
+    /// # Panics
+    /// If nothing that the loss was computed from is tracked on an autodiff device.
     pub fn backward(&self) -> Gradients {
         self.share.backward()
     }
@@ -92,6 +105,12 @@ impl LossShare {
 }
 
 /// How many labels of all ranks and micro-batches are not ignored (negative). Collective.
+///
+/// # Shapes
+/// - `labels`: `[batch, tokens]`, one for each micro-batch, all sharded over the same axes
+///
+/// # Panics
+/// If they are not, or are partial.
 #[track_caller]
 pub fn valid_tokens<'a>(labels: impl IntoIterator<Item = &'a SpTensor<2, Int>>) -> u64 {
     let mut local = 0;

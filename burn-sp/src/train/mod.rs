@@ -18,6 +18,6 @@ pub use loss::{LossShare, valid_tokens};
 pub use params::ParamLayouts;
 pub use sharded::ShardedOptimizer;
 pub use shards::{ParamShards, shard_parameters};
-pub use state::{SavedState, StateError, StateInfo, StateStore, StatefulOptimizer, saved_states};
+pub use state::{SavedState, StateError, StateInfo, StateStore, StatefulOptimizer, saved_states, whole_module};
 pub(crate) use token_loss::token_loss_autodiff;
-pub use token_loss::{TokenLossSpec, class_parallel_loss, token_loss};
+pub use token_loss::{TokenLossSpec, class_parallel_loss, cross_entropy, token_loss};

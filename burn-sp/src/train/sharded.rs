@@ -15,12 +15,41 @@ use crate::{
 };
 
 /// An optimizer whose state is shared out over all ranks that hold the same parameter, over sequence axes as well as
-/// `dp` (stage 1 of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020).
+/// `dp` (stage 1 of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv
+/// 1910.02054).
 ///
 /// Of each parameter a rank gets the summed gradient of its own part, updates that part, and the parts are gathered:
 /// as many bytes travel as in [`sum_gradients`](super::sum_gradients), and a rank keeps `1 / ranks` of the state. Parts are cut without regard to
 /// a parameter's shape, so the optimizer must treat elements one by one, as SGD, Adam and AdamW do; one that looks at
 /// rows and columns (Muon, Adafactor) does not fit.
+///
+/// # Example
+/// ```
+/// use burn::nn::{Initializer, LinearConfig};
+/// use burn::optim::{GradientsParams, SgdConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+/// use burn_sp::train::ShardedOptimizer;
+///
+/// let config = LaunchConfig::new(MeshShape::ulysses(2));
+/// launch(&config, &Device::flex().autodiff(), |device: SpDevice| {
+///     let ones = LinearConfig::new(2, 1).with_bias(false).with_initializer(Initializer::Ones);
+///     let linear = device.seeded(1, |device| ones.init(device));
+///     let mut optimizer = ShardedOptimizer::new(SgdConfig::new().init());
+///
+///     // The mean of `3 w0 + 4 w1` over 4 tokens.
+///     let tokens = Tensor::<1>::from_floats([3.0, 4.0], device.device()).reshape([1, 1, 2]).expand([1, 4, 2]);
+///     let tokens = device.distribute(tokens, &device.sequence_layout([1, 4, 2]));
+///     let loss = LossShare::mean(tokens.tokenwise(|t| linear.forward(t)));
+///     let grads = GradientsParams::from_grads(loss.backward(), &linear);
+///     let layouts = ParamLayouts::replicated();
+///     let (linear, norm) = optimizer.step(0.25, linear, grads, None, &layouts, device.mesh());
+///     // Each rank has updated one of the two weights.
+///     assert_eq!(norm, 5.0);
+///     assert_eq!(linear.weight.val().into_data().to_vec::<f32>().unwrap(), [0.25, 0.0]);
+/// })?;
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 pub struct ShardedOptimizer {
     optimizer: ModuleOptimizer,
 }
@@ -42,8 +71,8 @@ impl ShardedOptimizer {
     }
 
     /// Sums the gradients of all ranks, clips them by their global norm if `max_norm` is given, and updates the module;
-    /// returns it and the norm. It does what [`sum_gradients`](super::sum_gradients), [`clip_by_global_norm`] and the
-    /// optimizer's own step do together.
+    /// returns it and the norm before clipping. Collective. It does what [`sum_gradients`](super::sum_gradients),
+    /// [`clip_by_global_norm`] and the optimizer's own step do together.
     ///
     /// # Panics
     /// If ranks have gradients of different parameters (in a launched rank: every rank fails with a report).

@@ -15,14 +15,17 @@ use crate::{
 };
 
 /// Cuts every parameter into flat parts, one a rank of those that hold the same, and leaves this rank its own
-/// (stage 3 of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020; fully
-/// sharded data parallelism). Gradients and the optimizer's state are then of parts too.
+/// (stage 3 of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv
+/// 1910.02054; fully sharded data parallelism). Gradients and the optimizer's state are then of parts too.
 ///
 /// The result has the type, names and ids of the module, but its parameters have other shapes: it can be trained, clipped
 /// and updated as it is, and [`ParamShards::gather`] makes it one that can compute. `layouts` are those of the whole
 /// module; the parts have [their own](ParamShards::layouts). A parameter of fewer elements than ranks stays whole.
 ///
 /// The optimizer must treat elements one by one, as SGD, Adam and AdamW do.
+///
+/// # Panics
+/// If a rank fails meanwhile (in a launched rank: every rank fails with a report).
 ///
 /// # Example
 /// ```

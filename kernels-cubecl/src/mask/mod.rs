@@ -41,7 +41,7 @@ pub enum Mask {
     Causal,
     /// Causal, and of the keys that leaves, only the last `size` and the first positions of all, which keep a model
     /// stable that has never seen them fade (attention sinks: Xiao et al., "Efficient Streaming Language Models with
-    /// Attention Sinks", 2023).
+    /// Attention Sinks", arXiv 2309.17453).
     Window {
         /// How many positions a query sees back, its own included.
         size: usize,

@@ -1,12 +1,13 @@
 use burn::module::Module;
 use burn::nn::Linear;
-use burn_sp::attention::{AttentionOptions, attention};
+use burn_sp::attention::{AttentionCache, AttentionOptions, attention, cached_attention};
 use burn_sp::layout::{Axis, Mesh, Placement, Split};
 use burn_sp::nn::{Features, Gathered, RotaryTable, row_linear, shard_columns, shard_rows};
 use burn_sp::train::ParamLayouts;
 use burn_sp::{SpDevice, SpTensor};
 
-/// Causal self-attention with any number of key/value heads, which tensor parallelism may share out.
+/// Causal self-attention with any number of key/value heads (Vaswani et al., arXiv 1706.03762; grouped queries: Ainslie
+/// et al., arXiv 2305.13245), which tensor parallelism may share out.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
     /// Queries, `hidden -> heads * head_dim`.
@@ -28,46 +29,85 @@ pub struct SelfAttention {
 impl SelfAttention {
     /// # Shapes
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
+    ///
+    /// # Panics
+    /// If features of `x` are sharded, or as [`attention`].
     #[track_caller]
     pub fn forward(&self, x: SpTensor<3>, rotary: Option<&RotaryTable>, options: &AttentionOptions) -> SpTensor<3> {
-        self.project(self.attend(x, rotary, options))
+        let tokens = x.layout().placement(Axis::Tp);
+        self.project(self.attend(x, rotary, options), tokens)
     }
 
     /// The heads, before they are projected back to the residual stream.
     ///
     /// # Shapes
     /// - `x`: `[batch, tokens, hidden]`; returns `[batch, tokens, heads * head_dim]`
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
     #[track_caller]
     pub fn attend(&self, x: SpTensor<3>, rotary: Option<&RotaryTable>, options: &AttentionOptions) -> SpTensor<3> {
-        let (heads, kv_heads) = (self.head_features(), self.kv_features(x.mesh()));
-        let (q, k, v) = {
-            let x = Gathered::new(x);
-            let project = |layer: &Linear, heads: Features, rotary: Option<&RotaryTable>| {
-                let y = heads.split_units(x.linear(layer, heads));
-                match rotary {
-                    Some(table) => y.tokenwise(|y| table.apply(y)),
-                    None => y,
-                }
-            };
-            (
-                project(&self.query, heads, rotary),
-                project(&self.key, kv_heads, rotary),
-                project(&self.value, kv_heads, None),
-            )
-        };
-        heads.merge_units(attention(q, k, v, options))
+        let [q, k, v] = self.turned(x, rotary);
+        self.head_features().merge_units(attention(q, k, v, options))
     }
 
-    /// Heads back to the residual stream; the other half of [`forward`](Self::forward).
+    /// [`attend`](Self::attend), to the tokens before as well, of which a cache has the keys and values; it takes up those of
+    /// these tokens. See [`cached_attention`].
+    ///
+    /// # Shapes
+    /// - as [`attend`](Self::attend)
+    ///
+    /// # Panics
+    /// As [`cached_attention`].
+    #[track_caller]
+    pub fn attend_cached(
+        &self,
+        x: SpTensor<3>,
+        rotary: Option<&RotaryTable>,
+        cache: &mut AttentionCache,
+        options: &AttentionOptions,
+    ) -> SpTensor<3> {
+        let [q, k, v] = self.turned(x, rotary);
+        self.head_features()
+            .merge_units(cached_attention(q, k, v, cache, options))
+    }
+
+    /// Queries, keys and values, the first two turned to their positions.
+    #[track_caller]
+    fn turned(&self, x: SpTensor<3>, rotary: Option<&RotaryTable>) -> [SpTensor<4>; 3] {
+        let (heads, kv_heads) = (self.head_features(), self.kv_features(x.mesh()));
+        let x = Gathered::new(x);
+        let project = |layer: &Linear, heads: Features, rotary: Option<&RotaryTable>| {
+            let y = heads.split_units(x.linear(layer, heads));
+            match rotary {
+                Some(table) => y.tokenwise(|y| table.apply(y)),
+                None => y,
+            }
+        };
+        [
+            project(&self.query, heads, rotary),
+            project(&self.key, kv_heads, rotary),
+            project(&self.value, kv_heads, None),
+        ]
+    }
+
+    /// Heads back to the residual stream, with its tokens placed so over [`Axis::Tp`]; the other half of
+    /// [`forward`](Self::forward).
     ///
     /// # Shapes
     /// - `heads`: `[batch, tokens, heads * head_dim]`; returns `[batch, tokens, hidden]`
+    ///
+    /// # Panics
+    /// As [`row_linear`].
     #[track_caller]
-    pub fn project(&self, heads: SpTensor<3>) -> SpTensor<3> {
-        row_linear(heads, &self.output, Placement::Shard(1))
+    pub fn project(&self, heads: SpTensor<3>, tokens: Placement) -> SpTensor<3> {
+        row_linear(heads, &self.output, tokens)
     }
 
     /// This rank's heads; see [`Transformer::shard`](super::Transformer::shard).
+    ///
+    /// # Panics
+    /// If it has been sharded already.
     pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
         let (heads, kv_heads) = (self.head_features(), self.kv_features(device.mesh()));
         Self {

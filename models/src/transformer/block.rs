@@ -1,6 +1,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_sp::attention::AttentionOptions;
+use burn_sp::attention::{AttentionCache, AttentionOptions};
+use burn_sp::layout::Axis;
 use burn_sp::nn::{Dropout, DropoutKey, LayerNorm, RmsNorm, RotaryTable};
 use burn_sp::train::{Keep, ParamLayouts, ParamShards, checkpoint_with};
 use burn_sp::{SpDevice, SpTensor};
@@ -13,7 +14,8 @@ pub enum Recompute {
     /// Nothing.
     #[default]
     None,
-    /// Whole blocks: the residual stream between them is all that is kept. Costs another forward pass.
+    /// Whole blocks: the residual stream between them is all that is kept (Chen et al., arXiv 1604.06174). Costs
+    /// another forward pass.
     Blocks,
     /// Attention, with its norm and the projections of queries, keys and values.
     Attention,
@@ -57,6 +59,9 @@ impl Norm {
     ///
     /// # Shapes
     /// - `x`, `branch`: `[batch, tokens, hidden]`, and so are both results
+    ///
+    /// # Panics
+    /// As [`RmsNorm::forward_residual`].
     #[track_caller]
     pub fn forward_residual(
         &self,
@@ -101,6 +106,9 @@ pub struct BlockContext {
 impl Block {
     /// # Shapes
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
+    ///
+    /// # Panics
+    /// As [`SelfAttention::forward`].
     #[track_caller]
     pub fn forward(&self, x: SpTensor<3>, context: &BlockContext) -> SpTensor<3> {
         self.forward_with(x, context, &MemoryOptions::default())
@@ -110,6 +118,9 @@ impl Block {
     ///
     /// # Shapes
     /// - as [`forward`](Self::forward)
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
     #[track_caller]
     pub fn forward_with(&self, x: SpTensor<3>, context: &BlockContext, memory: &MemoryOptions) -> SpTensor<3> {
         let (keep, tiles, own) = (memory.keep, memory.mlp_tiles, context.clone());
@@ -137,6 +148,31 @@ impl Block {
         }
     }
 
+    /// [`forward`](Self::forward) of the tokens that come next, which see those before in a cache too; it takes up theirs.
+    ///
+    /// # Shapes
+    /// - as [`forward`](Self::forward)
+    ///
+    /// # Panics
+    /// As [`SelfAttention::attend_cached`].
+    #[track_caller]
+    pub fn forward_cached(
+        &self,
+        x: SpTensor<3>,
+        context: &BlockContext,
+        cache: &mut AttentionCache,
+        memory: &MemoryOptions,
+    ) -> SpTensor<3> {
+        let block = memory.shards.gather(self);
+        let (normed, rotary) = (x.clone().tokenwise(|x| block.norm1.forward(x)), context.rotary.as_ref());
+        let heads = block.attention.attend_cached(normed, rotary, cache, &context.attention);
+        // Of few tokens there is nothing to save, and a rank may have fewer than tiles.
+        let tiles = memory
+            .mlp_tiles
+            .min(x.global_shape()[1] / x.mesh().shape().with_dp(1).ranks());
+        block.rest((x, heads), context, tiles)
+    }
+
     /// Up to the heads of attention.
     fn heads(&self, x: SpTensor<3>, context: &BlockContext) -> SpTensor<3> {
         let options = AttentionOptions {
@@ -149,13 +185,16 @@ impl Block {
 
     /// From the residual stream and the heads of attention to the end of the block.
     fn rest(&self, (x, heads): (SpTensor<3>, SpTensor<3>), context: &BlockContext, mlp_tiles: usize) -> SpTensor<3> {
-        let branch = self.attention.project(heads);
+        let branch = self.attention.project(heads, x.layout().placement(Axis::Tp));
         let (x, normed) = self.norm2.forward_residual(x, branch, context.dropout, context.mask(0));
         let branch = self.mlp.forward_tiled(normed, mlp_tiles);
         x + context.dropout.forward(branch, context.mask(1))
     }
 
     /// This rank's part; see [`Transformer::shard`](super::Transformer::shard).
+    ///
+    /// # Panics
+    /// If it has been sharded already.
     pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
         Self {
             attention: self.attention.shard(device, layouts),

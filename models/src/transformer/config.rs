@@ -2,7 +2,7 @@ use burn::config::Config;
 use burn::module::Initializer;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::Device;
-use burn_sp::nn::{LayerNormConfig, RmsNormConfig};
+use burn_sp::nn::{LayerNormConfig, RmsNormConfig, RotaryScaling};
 
 use super::{Block, Mlp, Norm, SelfAttention, Transformer};
 
@@ -40,11 +40,27 @@ pub enum MlpKind {
 }
 
 /// Configuration of [`Transformer`]; [`llama`](Self::llama) and [`gpt2`](Self::gpt2) give the known shapes.
-#[derive(Config, Debug)]
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::tensor::Device;
+/// use burn_sp_models::transformer::TransformerConfig;
+///
+/// // Two key/value heads for four query heads, as later Llamas have.
+/// let config = TransformerConfig { kv_heads: 2, ..TransformerConfig::llama(16, 8, 1, 4, 12) };
+/// assert_eq!(config.problem(), None);
+/// // Embedding and output, queries and output, keys and values, three layers of the MLP, three norms.
+/// let parameters = 2 * 16 * 8 + 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 12 + 3 * 8;
+/// assert_eq!(config.init(&Device::flex()).num_params(), parameters);
+///
+/// let config = TransformerConfig { kv_heads: 3, ..config };
+/// assert_eq!(config.problem().unwrap(), "4 heads cannot share 3 kv_heads; use one of [1, 2, 4]");
+/// ```
+#[derive(Config, Debug, PartialEq)]
 pub struct TransformerConfig {
     /// Token ids are below this.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// Width of the residual stream, in elements.
     pub hidden_size: usize,
     /// Number of blocks.
     pub layers: usize,
@@ -69,19 +85,22 @@ pub struct TransformerConfig {
     /// Added under the norms' roots.
     #[config(default = 1e-5)]
     pub epsilon: f64,
-    /// Dropout after the embedding and on each residual branch.
+    /// Probability of dropout after the embedding and on each residual branch.
     #[config(default = 0.0)]
     pub dropout: f64,
-    /// Dropout of the attention weights.
+    /// Probability that an attention weight is dropped.
     #[config(default = 0.0)]
     pub attention_dropout: f64,
     /// Standard deviation of initial weights.
     #[config(default = 0.02)]
     pub init_std: f64,
+    /// How the angles of rotary positions are scaled.
+    #[config(default = "RotaryScaling::None")]
+    pub rotary_scaling: RotaryScaling,
 }
 
 impl TransformerConfig {
-    /// Llama's shape: rotary positions, RMSNorm, SwiGLU, no biases, untied output.
+    /// Llama's shape (Touvron et al., arXiv 2302.13971): rotary positions, RMSNorm, SwiGLU, no biases, untied output.
     pub fn llama(vocab_size: usize, hidden_size: usize, layers: usize, heads: usize, ffn_size: usize) -> Self {
         Self::new(
             vocab_size,
@@ -99,7 +118,8 @@ impl TransformerConfig {
         )
     }
 
-    /// GPT-2's shape: learned positions, LayerNorm, GELU, biases, tied output.
+    /// GPT-2's shape (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019): learned positions,
+    /// LayerNorm, GELU, biases, tied output.
     pub fn gpt2(vocab_size: usize, hidden_size: usize, layers: usize, heads: usize, max_positions: usize) -> Self {
         Self::new(
             vocab_size,
@@ -119,6 +139,10 @@ impl TransformerConfig {
 
     /// What cannot work, in one line; `None` if all is well.
     pub fn problem(&self) -> Option<String> {
+        let (theta, max_positions) = match self.positions {
+            PositionKind::Rotary { theta } => (theta, 1),
+            PositionKind::Learned { max } => (1.0, max),
+        };
         let sizes = [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
@@ -126,6 +150,7 @@ impl TransformerConfig {
             ("kv_heads", self.kv_heads),
             ("head_dim", self.head_dim),
             ("ffn_size", self.ffn_size),
+            ("max_positions", max_positions),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Some(format!("{name} is 0; use at least 1"));
@@ -148,7 +173,15 @@ impl TransformerConfig {
                 return Some(format!("{name} {dropout} is not in [0, 1)"));
             }
         }
-        None
+        if !(theta.is_finite() && theta > 0.0) {
+            return Some(format!("theta {theta} is not above 0"));
+        }
+        for (name, value) in [("epsilon", self.epsilon), ("init_std", self.init_std)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Some(format!("{name} {value} is not 0 or above"));
+            }
+        }
+        self.rotary_scaling.problem()
     }
 
     /// The model, with every parameter drawn at once: its values depend on the device's seed and nothing else.
@@ -156,6 +189,13 @@ impl TransformerConfig {
     /// # Panics
     /// If the configuration has a [`problem`](Self::problem).
     pub fn init(&self, device: &Device) -> Transformer {
+        let model = self.undrawn(device);
+        burn_sp::initialize(&model);
+        model
+    }
+
+    /// The model, whose parameters are drawn when they are first used.
+    pub(super) fn undrawn(&self, device: &Device) -> Transformer {
         if let Some(problem) = self.problem() {
             panic!("transformer: {problem}");
         }
@@ -207,7 +247,7 @@ impl TransformerConfig {
                 ffn_size: self.ffn_size,
             },
         };
-        let model = Transformer {
+        Transformer {
             embedding: embedding(self.vocab_size),
             positions: match self.positions {
                 PositionKind::Learned { max } => Some(embedding(max)),
@@ -225,11 +265,69 @@ impl TransformerConfig {
                 PositionKind::Rotary { theta } => Some(theta),
                 PositionKind::Learned { .. } => None,
             },
+            rotary_scaling: self.rotary_scaling,
             vocab_size: self.vocab_size,
             dropout: self.dropout,
             attention_dropout: self.attention_dropout,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let (llama, gpt2) = (
+            TransformerConfig::llama(8, 12, 1, 6, 8),
+            TransformerConfig::gpt2(8, 12, 1, 6, 4),
+        );
+        assert_eq!((llama.problem(), gpt2.problem()), (None, None));
+        let exact = TransformerConfig {
+            epsilon: 0.0,
+            init_std: 0.0,
+            ..llama.clone()
         };
-        burn_sp::initialize(&model);
-        model
+        assert_eq!(exact.problem(), None);
+        let of = |from: &TransformerConfig, change: &dyn Fn(&mut TransformerConfig)| {
+            let mut config = from.clone();
+            change(&mut config);
+            config.problem().expect("a problem")
+        };
+        for (found, expected) in [
+            (of(&llama, &|config| config.heads = 0), "heads is 0; use at least 1"),
+            (
+                of(&llama, &|config| config.kv_heads = 4),
+                "6 heads cannot share 4 kv_heads; use one of [1, 2, 3, 6]",
+            ),
+            (
+                of(&llama, &|config| config.head_dim = 3),
+                "head_dim 3 is odd; rotary positions need an even one",
+            ),
+            (
+                of(&gpt2, &|config| config.positions = PositionKind::Learned { max: 0 }),
+                "max_positions is 0; use at least 1",
+            ),
+            (of(&gpt2, &|config| config.dropout = 1.0), "dropout 1 is not in [0, 1)"),
+            (
+                of(&gpt2, &|config| config.attention_dropout = f64::NAN),
+                "attention_dropout NaN is not in [0, 1)",
+            ),
+            (
+                of(&gpt2, &|config| config.epsilon = -1e-5),
+                "epsilon -0.00001 is not 0 or above",
+            ),
+            (
+                of(&gpt2, &|config| config.init_std = f64::NAN),
+                "init_std NaN is not 0 or above",
+            ),
+        ] {
+            assert_eq!(found, expected);
+        }
+        for (theta, shown) in [(0.0, "0"), (-1.0, "-1"), (f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
+            let found = of(&llama, &|config| config.positions = PositionKind::Rotary { theta });
+            assert_eq!(found, format!("theta {shown} is not above 0"));
+        }
     }
 }

@@ -35,7 +35,7 @@ pub struct VaeConfig {
 }
 
 impl VaeConfig {
-    /// Wan 2.1: 16 channels, strides 4, 8 and 8.
+    /// Wan 2.1: 16 channels, strides 4 (frames), 8 and 8 (pixels).
     pub fn wan21() -> Self {
         Self::new(
             96,
@@ -51,7 +51,7 @@ impl VaeConfig {
         )
     }
 
-    /// Wan 2.2: 48 channels, strides 4, 16 and 16.
+    /// Wan 2.2: 48 channels, strides 4 (frames), 16 and 16 (pixels).
     pub fn wan22() -> Self {
         Self::new(
             160,

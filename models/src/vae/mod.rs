@@ -1,4 +1,8 @@
-//! A causal 3-D video VAE whose frames may be sharded: Wan's, of both versions.
+//! A causal 3-D video VAE whose frames may be sharded: Wan's, of both versions (arXiv 2503.20314), as diffusers'
+//! `AutoencoderKLWan` computes it.
+//!
+//! Every layer refuses a clip of other channels, or one that is partial; one that looks back in time also a clip whose
+//! frames are sharded over several axes, or into several ranges a rank.
 
 mod block;
 mod config;

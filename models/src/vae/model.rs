@@ -14,6 +14,34 @@ use super::{CausalConv3d, Decoder, Encoder};
 /// may be sharded over one axis, contiguously and unevenly: each causal convolution exchanges its own halo, and what comes
 /// out belongs to the rank that holds the newest frame it depends on. So a clip split by
 /// [`frame_split`](Self::frame_split) is encoded to contiguous latents, and these are decoded to that split again.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+/// use burn_sp_models::vae::VaeConfig;
+///
+/// // Wan 2.1's shape with few channels: strides 4, 8 and 8.
+/// let config = VaeConfig {
+///     base_channels: 4,
+///     decoder_channels: 4,
+///     latent_channels: 2,
+///     latent_mean: vec![0.0; 2],
+///     latent_std: vec![1.0; 2],
+///     ..VaeConfig::wan21()
+/// };
+/// launch(&LaunchConfig::new(MeshShape::ulysses(2)), &Device::flex(), |device: SpDevice| {
+///     let vae = device.seeded(1, |device| config.init(device));
+///     // 3 latents on 2 ranks, of 9 frames: rank 0 has 5 of them, rank 1 has 4.
+///     let layout = Layout::replicated([1, 3, 9, 8, 16]).shard(2, Axis::Ulysses, vae.frame_split(3, 2));
+///     let clip = device.distribute(Tensor::<5>::zeros([1, 3, 9, 8, 16], device.device()), &layout);
+///     let latents = vae.encode(clip);
+///     assert_eq!(latents.global_shape(), [1, 2, 3, 1, 2]);
+///     assert_eq!(latents.local().dims()[2], if device.rank() == 0 { 2 } else { 1 });
+///     assert_eq!(vae.decode(latents).layout(), &layout);
+/// })?;
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct Vae {
     /// From pixels.
@@ -28,7 +56,7 @@ pub struct Vae {
     pub latent_mean: Vec<f64>,
     /// Standard deviation of each channel of the latents.
     pub latent_std: Vec<f64>,
-    /// How many frames become a latent.
+    /// How many frames become a latent, but for the first frame, which becomes one alone.
     pub temporal_stride: usize,
     /// How many pixels of a row, and of a column, become one.
     pub spatial_stride: usize,
@@ -44,7 +72,8 @@ impl Vae {
     /// - returns `[batch, 2 * latent channels, 1 + n, height / stride, width / stride]`, the means first
     ///
     /// # Panics
-    /// If the clip has another number of frames, or the strides do not divide height and width.
+    /// If the clip has another number of frames or other channels, the strides do not divide height and width, or its
+    /// frames are sharded over several axes, or in several ranges a rank.
     #[track_caller]
     pub fn moments(&self, clip: SpTensor<5>) -> SpTensor<5> {
         let &[_, _, frames, height, width] = clip.global_shape() else {
@@ -86,7 +115,11 @@ impl Vae {
     /// The clip of latents. Pixels are not cut off at -1 and 1, where they would have no gradient.
     ///
     /// # Shapes
-    /// - `latents`: as [`encode`](Self::encode) returns them; returns what it takes
+    /// - `latents`: `[batch, latent channels, 1 + n, height, width]`, as [`encode`](Self::encode) returns them
+    /// - returns `[batch, pixel channels, 1 + stride * n, height * stride, width * stride]`
+    ///
+    /// # Panics
+    /// If the latents have other channels, or their frames are sharded over several axes, or in several ranges a rank.
     #[track_caller]
     pub fn decode(&self, latents: SpTensor<5>) -> SpTensor<5> {
         let latents = framewise(latents, |latents| {

@@ -49,7 +49,7 @@ impl Downsample {
         }
     }
 
-    /// What its layers read, in order.
+    /// Which frames its convolution in time reads, if it has one.
     pub fn window(&self) -> Option<Window> {
         self.time_conv.as_ref().map(CausalConv3d::window)
     }

@@ -40,6 +40,9 @@ impl VideoAttention {
     ///
     /// # Shapes
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
+    ///
+    /// # Panics
+    /// If features of `x` are sharded, its tokens are not those of the table, or as [`attention`].
     #[track_caller]
     pub fn attend(&self, x: SpTensor<3>, rotary: &VideoRotary, options: &AttentionOptions) -> SpTensor<3> {
         let [q, k, v] = self.turned(x, rotary);
@@ -50,6 +53,12 @@ impl VideoAttention {
     ///
     /// The ranks of `ulysses` share out the heads of the cache, those of `ring` its tokens: what was computed once is not
     /// sent again by the one, and travels around the other as in training.
+    ///
+    /// # Shapes
+    /// - as [`attend`](Self::attend)
+    ///
+    /// # Panics
+    /// As [`attend`](Self::attend).
     #[track_caller]
     pub fn attend_cached(
         &self,
@@ -81,6 +90,9 @@ impl VideoAttention {
     ///
     /// # Shapes
     /// - `x`: `[batch, tokens, hidden]`, and so is the result; `text`: `[batch, text tokens, hidden]`
+    ///
+    /// # Panics
+    /// If features are sharded, or as [`attention`].
     #[track_caller]
     pub fn forward_text(&self, x: SpTensor<3>, text: SpTensor<3>, mask: &Mask) -> SpTensor<3> {
         let q = self.queries(&Gathered::new(x));
@@ -97,6 +109,9 @@ impl VideoAttention {
     }
 
     /// This rank's heads; see [`VideoDit::shard`](super::VideoDit::shard).
+    ///
+    /// # Panics
+    /// If it has been sharded already.
     pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
         let heads = self.features();
         Self {

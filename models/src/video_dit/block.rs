@@ -10,7 +10,8 @@ use burn_sp::{SpDevice, SpTensor};
 use super::{FrameRuns, LayerCache, VideoAttention, VideoRotary};
 use crate::transformer::{MemoryOptions, Mlp, Recompute};
 
-/// Self-attention and MLP, each modulated by the time of the token's frame, and between them attention to the text.
+/// Self-attention and MLP, each modulated by the time of the token's frame (DiT: Peebles and Xie, arXiv 2212.09748),
+/// and between them attention to the text.
 #[derive(Module, Debug)]
 pub struct VideoBlock {
     /// Added to the vectors that all blocks share, `[1, 6, hidden]`: shift, scale and gate of attention, then of the MLP.
@@ -53,6 +54,9 @@ impl VideoBlock {
     /// - `x`: `[batch, tokens, hidden]`, and so is the result
     /// - `vectors`: `[batch, frames, 6, hidden]`, frames those of [`FrameRuns::frames`]
     /// - `text`: `[batch, text tokens, hidden]`
+    ///
+    /// # Panics
+    /// As [`VideoAttention::attend`].
     #[track_caller]
     pub fn forward(
         &self,
@@ -95,6 +99,12 @@ impl VideoBlock {
 
     /// [`forward`](Self::forward) of tokens that see a cache and one another; the context's mask of self-attention is not
     /// asked. Nothing of it is computed again.
+    ///
+    /// # Shapes
+    /// - as [`forward`](Self::forward)
+    ///
+    /// # Panics
+    /// As [`VideoAttention::attend`].
     #[track_caller]
     pub fn forward_cached(
         &self,
@@ -115,6 +125,9 @@ impl VideoBlock {
     }
 
     /// This rank's part; see [`VideoDit::shard`](super::VideoDit::shard).
+    ///
+    /// # Panics
+    /// If it has been sharded already.
     pub fn shard(self, device: &SpDevice, layouts: &mut ParamLayouts) -> Self {
         Self {
             attention: self.attention.shard(device, layouts),

@@ -18,7 +18,7 @@ pub struct TimeEmbedding {
 
 impl TimeEmbedding {
     /// # Shapes
-    /// - `times`: `[batch, frames]`, on the host: its angles are computed in f64
+    /// - `times`: `[batch, frames]`, from 0 (clean) to 1000 (noise), on the host: its angles are computed in f64
     /// - returns the embedding `[batch, frames, hidden]` and the blocks' vectors `[batch, frames, 6, hidden]`
     pub fn forward(&self, times: &TensorData) -> (Tensor<3>, Tensor<4>) {
         let weight = self.first.weight.val();

@@ -43,17 +43,20 @@ impl FlowSchedule {
         LEVELS
     }
 
-    /// A level of the table, from 1 on down.
+    /// A level of the table, from 1 on down, in `[0, 1]`.
     pub fn level(&self, index: usize) -> f64 {
         self.warped(1.0 - index as f64 / LEVELS as f64)
     }
 
-    /// The time of a level of the table: what the model is told.
+    /// The time of a level of the table, in `[0, 1000]`: what the model is told.
     pub fn time(&self, index: usize) -> f64 {
         time_of(self.level(index))
     }
 
     /// The weight of the loss at a level of the table.
+    ///
+    /// # Panics
+    /// If there is no such level.
     pub fn weight(&self, index: usize) -> f64 {
         self.weights[index]
     }
@@ -88,6 +91,22 @@ pub enum Solver {
 }
 
 /// Takes latents from noise to clean, step by step.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp_models::video_dit::{FlowSchedule, FlowSolver, Solver};
+///
+/// let noise = Tensor::<1>::from_floats([4.0], &Device::flex());
+/// let clean = Tensor::<1>::from_floats([1.0], &Device::flex());
+/// // Straight down the line from noise to the clean latent, whose velocity is the same everywhere.
+/// let mut solver = FlowSolver::new(Solver::Euler, FlowSchedule::new(1.0).steps(4));
+/// let mut x = noise.clone();
+/// while solver.level().is_some() {
+///     x = solver.step(x, noise.clone() - clean.clone());
+/// }
+/// assert_eq!(x.into_scalar::<f32>(), 1.0);
+/// ```
 #[derive(Clone, Debug)]
 pub struct FlowSolver<const D: usize> {
     solver: Solver,
@@ -125,6 +144,9 @@ impl<const D: usize> FlowSolver<D> {
     }
 
     /// The latents one level on, from those at [`level`](Self::level) and their velocity.
+    ///
+    /// # Shapes
+    /// - `x`, `velocity`: any, both the same, and so is the result
     ///
     /// # Panics
     /// After the last step.

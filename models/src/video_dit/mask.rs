@@ -52,7 +52,7 @@ impl FrameBlocks {
         frames.checked_sub(1).map_or(0, |last| self.block_of(last) + 1)
     }
 
-    /// The frames of a block, of so many frames in all.
+    /// The frames of a block, of so many frames in all; none past the last block.
     pub fn range(&self, block: usize, frames: usize) -> Range<usize> {
         let start = |block: usize| match (self.image_first, block) {
             (false, _) => block * self.frames,
@@ -124,7 +124,7 @@ impl VideoMask {
         Self::TeacherForcing { blocks }
     }
 
-    /// How often the sequence holds the video.
+    /// How often the sequence holds the video: twice under teacher forcing, else once.
     pub fn copies(&self) -> usize {
         match self {
             VideoMask::Full | VideoMask::BlockCausal { .. } => 1,

@@ -40,8 +40,3 @@ pub use objective::{Forcing, VideoObjective, VideoSample};
 pub use partition::{VideoBatch, VideoPartition};
 pub use rotary::VideoRotary;
 pub use sampler::{VideoSampler, VideoSamplerConfig};
-
-/// The guide's program is compiled and run with the tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/train-on-your-own-clips.md")]
-struct Guide;

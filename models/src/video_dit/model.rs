@@ -98,6 +98,9 @@ impl VideoDit {
     /// it on the same whole model, so that a model is the same on every mesh. With one rank on the axis nothing changes.
     ///
     /// The layouts say which parameters are sharded, and how.
+    ///
+    /// # Panics
+    /// If it has been sharded already.
     pub fn shard(self, device: &SpDevice) -> (Self, ParamLayouts) {
         let mut layouts = ParamLayouts::replicated();
         let blocks = self.blocks.into_iter();

@@ -29,7 +29,7 @@ enum Purpose {
 }
 
 impl VideoKey {
-    /// The noise of a frame, standard normal: `len` elements in the order of the latents.
+    /// The noise of a frame, standard normal: `len` elements in the order of the latents (channels, rows, columns).
     ///
     /// # Panics
     /// If there are too many frames or elements to count: 2^20 and 2^24.
@@ -66,7 +66,7 @@ impl VideoKey {
         Tensor::<5>::from_data(data, (device, dtype)).swap_dims(1, 2)
     }
 
-    /// Which of so many noise levels a block has.
+    /// Which of so many noise levels a block has, `0..levels`.
     pub fn level(&self, sample: usize, block: usize, levels: usize) -> usize {
         let word = self
             .stream(Purpose::Level)

@@ -21,11 +21,40 @@ pub enum Forcing {
 /// What a [`VideoDit`] learns: the velocity, noise minus clean latents, of blocks of frames at drawn noise levels.
 ///
 /// Noise levels are drawn for each block, noise for each element, both by their global index.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+/// use burn_sp_models::video_dit::{
+///     FrameBlocks, VideoBatch, VideoDitConfig, VideoGrid, VideoKey, VideoObjective, VideoOptions,
+/// };
+///
+/// // 3 frames of 2 x 2 patches, a block each, by teacher forcing.
+/// let grid = VideoGrid { frames: 3, rows: 2, columns: 2 };
+/// let config = VideoDitConfig::new(4, 24, 48, 2, 1).with_text_dim(8);
+/// let ranks = LaunchConfig::new(MeshShape::ulysses(2));
+/// launch(&ranks, &Device::flex().autodiff(), |device: SpDevice| {
+///     let model = device.seeded(1, |device| config.init(device));
+///     let partition = VideoObjective::new(FrameBlocks::new(1)).partition(grid, 1, &device);
+///     let latents = Tensor::<5>::ones([1, 4, 3, 4, 4], device.device());
+///     let batch = VideoBatch {
+///         latents: partition.own(latents),
+///         texts: Tensor::ones([1, 1, 5, 8], device.device()),
+///         valid_frames: vec![],
+///     };
+///     let sample = partition.sample(batch, VideoKey { seed: 1, step: 0 });
+///     // All 48 latents x 4 channels bear loss, in the noisy half of the sequence.
+///     assert_eq!(sample.count, 48 * 4);
+///     sample.loss(&model, sample.count, &VideoOptions::default()).backward();
+/// })?;
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct VideoObjective {
     /// The blocks that are denoised one after another.
     pub blocks: FrameBlocks,
-    /// What they see of earlier ones.
+    /// What blocks see of earlier ones.
     #[config(default = "Forcing::Teacher")]
     pub forcing: Forcing,
     /// Whether the first frame is given, as a block of its own: it is clean, and bears no loss.
@@ -109,9 +138,12 @@ pub struct VideoSample {
 }
 
 impl VideoSample {
-    /// The weighted mean of squared errors over the elements that bear loss, this rank's share of it. `count` is that of
-    /// the [samples](Self::count) of all micro-steps whose gradients are added up, and of this one alone otherwise. The
-    /// options' mask is not asked: the sample has its own.
+    /// The weighted mean of squared errors over the elements that bear loss, this rank's share of it. `count` is that
+    /// of the [samples](Self::count), in elements, of all micro-steps whose gradients are added up, and of this one
+    /// alone otherwise. The options' mask is not asked: the sample has its own.
+    ///
+    /// # Panics
+    /// As [`VideoDit::forward`].
     #[track_caller]
     pub fn loss(&self, model: &VideoDit, count: u64, options: &VideoOptions) -> LossShare {
         let options = VideoOptions {

@@ -115,6 +115,9 @@ impl VideoPartition {
     /// # Shapes
     /// - `latents`: `[batch, channels, frames, height, width]`; returns those of [`samples`](Self::samples) and
     ///   [`frames`](Self::frames)
+    ///
+    /// # Panics
+    /// If there are fewer samples or frames than the partition was made for.
     pub fn own(&self, latents: Tensor<5>) -> Tensor<5> {
         let device = latents.device();
         let frames: Vec<i64> = self.frames.iter().map(|frame| *frame as i64).collect();

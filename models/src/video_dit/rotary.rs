@@ -24,7 +24,7 @@ impl VideoRotary {
     /// `dtype` is that of the tensors to turn; the table is f64 for f64 and f32 otherwise.
     ///
     /// # Panics
-    /// If `head_dim` is odd.
+    /// If `head_dim` is odd, or there are tokens and the grid has none.
     pub fn new(grid: &VideoGrid, positions: &Positions, head_dim: usize, dtype: DType, device: &Device) -> Self {
         assert!(
             head_dim.is_multiple_of(2),
@@ -56,7 +56,10 @@ impl VideoRotary {
     /// Turns the heads of each token.
     ///
     /// # Shapes
-    /// - `x`: `[batch, tokens, heads, head_dim]`, tokens those of the table
+    /// - `x`: `[batch, tokens, heads, head_dim]`, tokens those of the table, and so is the result
+    ///
+    /// # Panics
+    /// If tokens, `head_dim` or dtype are not those of the table.
     pub fn apply(&self, x: Tensor<4>) -> Tensor<4> {
         kernels_cubecl::rotary(x, self.cos.clone(), self.sin.clone(), RotaryStyle::Interleaved)
     }

@@ -90,6 +90,30 @@ impl VideoSamplerConfig {
 ///
 /// Tokens of a block are shared out over `ring` and `ulysses` as in training; no rank ever has the whole video. One rank
 /// and many make the same videos up to rounding: noise is named by sample and frame.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_sp::prelude::*;
+/// use burn_sp_models::video_dit::{VideoDitConfig, VideoKey, VideoOptions, VideoSamplerConfig};
+///
+/// let config = VideoDitConfig::new(4, 24, 48, 2, 1).with_text_dim(8);
+/// launch(&LaunchConfig::new(MeshShape::ulysses(2)), &Device::flex(), |device: SpDevice| {
+///     let model = device.seeded(1, |device| config.init(device));
+///     // One video of 2 x 3 patches a frame.
+///     let key = VideoKey { seed: 7, step: 0 };
+///     let mut sampler = VideoSamplerConfig::new().with_steps(2).init([2, 3], 1, key, &device);
+///     for _ in 0..2 {
+///         let text = Tensor::<3>::ones([1, 5, 8], device.device());
+///         let block = sampler.next_block(&model, 2, text, &VideoOptions::default());
+///         // 2 frames of 6 patches of 2 x 2 latents.
+///         assert_eq!(block.global_shape(), [1, 12, 16]);
+///         assert_eq!(block.local().dims(), [1, 6, 16]);
+///     }
+///     assert_eq!(sampler.frames(), 4);
+/// })?;
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct VideoSampler {
     config: VideoSamplerConfig,
@@ -106,7 +130,7 @@ pub struct VideoSampler {
 }
 
 impl VideoSampler {
-    /// Frames that there are.
+    /// Latent frames that there are.
     pub fn frames(&self) -> usize {
         self.frames
     }
@@ -122,6 +146,9 @@ impl VideoSampler {
     /// # Shapes
     /// - `latents`: `[batch, channels, frames, height, width]`, whole on every rank
     /// - `text`: `[batch, text tokens, text_dim]`, whole on every rank
+    ///
+    /// # Panics
+    /// If they do not fit into the cache's window, or as [`VideoDit::forward_cached`].
     #[track_caller]
     pub fn give(&mut self, model: &VideoDit, latents: Tensor<5>, text: Tensor<3>, options: &VideoOptions) {
         let frames = latents.dims()[2];
@@ -137,6 +164,9 @@ impl VideoSampler {
     /// - `text`: `[batch, text tokens, text_dim]`, whole on every rank: the block's prompt
     /// - returns `[batch, tokens, patch * patch * channels]`, [patches](super::from_output_patches) of latents in f32 at
     ///   least, samples over `dp` and tokens over `ring` and `ulysses`
+    ///
+    /// # Panics
+    /// As [`give`](Self::give).
     #[track_caller]
     pub fn next_block(
         &mut self,

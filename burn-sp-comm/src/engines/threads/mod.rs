@@ -52,7 +52,31 @@ impl Default for ThreadsConfig {
 /// collective they are in; their own results are dropped. A rank that computes for ever cannot be stopped, as no
 /// thread can: every wait *inside a collective* has a deadline, the ranks' own code has none.
 ///
-/// The message of a panic is in the error; it is not printed.
+/// The message of a panic is in the error; it is not printed. Without ranks, [`CommError::Invalid`].
+///
+/// # Example
+/// ```
+/// use burn_sp_comm::Buffer;
+/// use burn_sp_comm::engines::threads::{ThreadsConfig, launch};
+///
+/// let config = ThreadsConfig { ranks: 4, ..Default::default() };
+/// let received = launch(&config, |comm| {
+///     // Two rings of two ranks: 0 and 2, 1 and 3.
+///     let first = comm.rank() % 2;
+///     let ring = comm.subgroup(&[first, first + 2], "ring").unwrap();
+///     let own = Buffer::from_slice(&[comm.rank() as u32], [1]);
+///     ring.shift(own, 1).unwrap().to_vec::<u32>()[0]
+/// })?;
+/// assert_eq!(received, [2, 3, 0, 1]);
+///
+/// // What goes wrong on one rank is everyone's error.
+/// let error = launch(&config, |comm| {
+///     assert!(comm.rank() != 2, "no more tokens");
+///     comm.barrier()
+/// });
+/// assert!(error.unwrap_err().to_string().starts_with("rank 2 panicked"));
+/// # Ok::<(), burn_sp_comm::CommError>(())
+/// ```
 pub fn launch<T, F>(config: &ThreadsConfig, body: F) -> Result<Vec<T>, CommError>
 where
     T: Send,

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// An embedding of which this rank has some entries: each rank looks up those that it has, and the sum over the ranks, in
-/// which one of them has a say for each token, goes to `tokens`.
+/// which one of them has a say for each token, goes to `tokens` (Megatron-LM, arXiv 1909.08053).
 ///
 /// # Shapes
 /// - `ids`: `[batch, tokens]`, whole over [`Axis::Tp`]
@@ -17,7 +17,8 @@ use crate::{
 ///   reduce-scatter
 ///
 /// # Panics
-/// If an id is no entry (with one tp rank, as Burn's embedding does), or the embedding's weight is not this rank's part.
+/// If an id is no entry (with one tp rank, as Burn's embedding does), there are fewer entries than tp ranks, the ids
+/// are partial or sharded over `tp`, or the embedding's weight is not this rank's part.
 #[track_caller]
 pub fn parallel_embedding(
     embedding: &Embedding,

@@ -40,7 +40,7 @@ impl Features {
         }
     }
 
-    /// All features.
+    /// How many features all ranks have.
     pub fn count(&self) -> usize {
         self.units * self.size
     }
@@ -59,6 +59,9 @@ impl Features {
     }
 
     /// The layout with `dim`, whose entries are these features, split as they are.
+    ///
+    /// # Panics
+    /// If there is no such dimension, or the layout uses [`Axis::Tp`] already.
     pub fn on(&self, layout: Layout, dim: usize, mesh: &Mesh) -> Layout {
         match (self.is_split(mesh), self.size) {
             (false, _) => layout,
@@ -77,7 +80,10 @@ impl Features {
         Parts::new((0..ranks).map(features).collect())
     }
 
-    /// `[batch, tokens, features]` -> `[batch, tokens, units, size]`.
+    /// Takes the units apart; nothing moves between ranks.
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, features]`; returns `[batch, tokens, units, size]`
     ///
     /// # Panics
     /// If the last dimension does not have these features.
@@ -98,7 +104,10 @@ impl Features {
         SpTensor::checked(OP, local, layout, mesh)
     }
 
-    /// `[batch, tokens, units, size]` -> `[batch, tokens, features]`.
+    /// Joins the units again; nothing moves between ranks.
+    ///
+    /// # Shapes
+    /// - `x`: `[batch, tokens, units, size]`; returns `[batch, tokens, features]`
     ///
     /// # Panics
     /// If the last two dimensions are not these units.

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The input of column-parallel layers: tokens that were sharded over [`Axis::Tp`], gathered once for all layers that
-/// read them.
+/// read them (tensor parallelism of Megatron-LM, arXiv 1909.08053, with its sequence parallelism, arXiv 2205.05198).
 ///
 /// For backward each layer keeps this rank's own tokens, not the gathered ones: these are gathered again, once for all
 /// layers too, and their gradients are added up before one reduce-scatter brings each token's home. Drop it when the
@@ -142,6 +142,10 @@ impl Gathered {
     ///
     /// # Shapes
     /// - `weight`: this rank's columns `[inputs, features / tp]`, `bias`: `[features / tp]`
+    /// - returns what [`linear`](Self::linear) does
+    ///
+    /// # Panics
+    /// As [`linear`](Self::linear).
     #[track_caller]
     pub fn linear_with(&self, weight: Tensor<2>, bias: Option<Tensor<1>>, features: Features) -> SpTensor<3> {
         const OP: &str = "Gathered::linear_with";

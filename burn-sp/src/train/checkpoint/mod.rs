@@ -19,7 +19,7 @@ use burn::module::Module;
 use crate::tensor::SpBackend;
 
 /// Runs a part of a model, of which the graph keeps the input alone: backward runs it again, and then backward through it
-/// (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). Outputs and gradients are those of
+/// (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174). Outputs and gradients are those of
 /// `forward(module, input)`.
 ///
 /// `forward` must do the same both times. Collectives repeat in the same order on every rank. Dropout by

@@ -15,8 +15,8 @@ use crate::{
 const OP: &str = "tiled";
 
 /// Runs what treats tokens one by one, an MLP say, on some tokens at a time, forward and backward: what it computes
-/// between input and output is held of a tile only. Backward runs each tile again, as
-/// [`checkpoint`](super::checkpoint()) does.
+/// between input and output is held of a tile only (as the tiled MLP of Arctic Long Sequence Training, arXiv
+/// 2506.13996). Backward runs each tile again, as [`checkpoint`](super::checkpoint()) does.
 ///
 /// A rank's tokens are cut into `tiles` parts, as equal as can be; every rank must give the same number, since a part
 /// that communicates does so once a tile. `forward` sees tensors whose tokens are sharded over [`Axis::Tp`] at most, and
@@ -79,7 +79,7 @@ pub fn tiled<const D: usize, const E: usize, M: Module + 'static>(
         }
         Err(_) => {
             let tile = |(range, layout): (Range<usize>, Layout)| {
-                let tokens = local.clone().narrow(TOKENS, range.start, range.len());
+                let tokens = local.clone().slice_dim(TOKENS, range);
                 forward(module, SpTensor::checked(OP, tokens, layout, mesh.clone()))
             };
             let tiles: Vec<_> = cuts(&layout, tiles, &mesh).into_iter().map(tile).collect();

@@ -7,6 +7,8 @@ mod optimizer;
 mod plan;
 mod save;
 mod share;
+mod weights;
+mod whole;
 mod write;
 
 use std::path::PathBuf;
@@ -19,6 +21,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub use error::StateError;
 pub use folder::{SavedState, saved_states};
 pub use optimizer::StatefulOptimizer;
+pub use whole::whole_module;
 
 use super::shards::Cut;
 use super::{ParamLayouts, ParamShards};
@@ -169,10 +172,7 @@ impl StateStore {
 
     /// How the ranks hold a parameter.
     fn share(&self, id: ParamId) -> Share {
-        match self.shards.cut(id) {
-            Some((cut, layout)) => Share::new(layout.cloned(), Some(cut.clone())),
-            None => Share::new(self.layouts.layout(id).cloned(), None),
-        }
+        Share::of(id, &self.layouts, &self.shards)
     }
 
     /// How the ranks hold the optimizer's state of a parameter, which has this shape on this rank.

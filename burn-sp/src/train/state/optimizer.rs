@@ -14,7 +14,7 @@ pub trait StatefulOptimizer: Sized {
     /// Whether that is a flat part of each parameter, as [`ShardedOptimizer`] keeps it, or all that the rank holds.
     fn is_shared(&self) -> bool;
 
-    /// The same optimizer with another state.
+    /// The same optimizer with another state, of the same kind of optimizer.
     fn with_record(self, record: OptimizerRecord) -> Self;
 }
 

@@ -1,6 +1,8 @@
+use burn::module::ParamId;
 use burn::tensor::Tensor;
 
 use super::super::shards::Cut;
+use super::super::{ParamLayouts, ParamShards};
 use crate::{SpDevice, SpTensor, layout::Layout};
 
 /// How the ranks hold a tensor: sharded by a layout, and of what each holds then, maybe a flat part.
@@ -12,6 +14,14 @@ pub(super) struct Share {
 impl Share {
     pub fn new(layout: Option<Layout>, cut: Option<Cut>) -> Self {
         Self { layout, cut }
+    }
+
+    /// That of a parameter.
+    pub fn of(id: ParamId, layouts: &ParamLayouts, shards: &ParamShards) -> Self {
+        match shards.cut(id) {
+            Some((cut, layout)) => Self::new(layout.cloned(), Some(cut.clone())),
+            None => Self::new(layouts.layout(id).cloned(), None),
+        }
     }
 
     /// Whether every rank holds all of it.

@@ -10,7 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 use burn_sp_comm::{Site, raise};
 
-use super::LossShare;
+use super::{LossShare, valid_tokens};
 use crate::{
     SpOps, SpTensor,
     layout::{Axis, Layout},
@@ -29,16 +29,38 @@ const CHUNK_ELEMENTS: usize = 1 << 20;
 const CHUNK_TOKENS: std::ops::RangeInclusive<usize> = 256..=1024;
 
 /// Cross entropy of `hidden * weight` against next-token labels, as this rank's [`LossShare`]: the sum of
-/// `token_weights * -log p(label)` over the tokens that are not ignored, divided by `count`.
+/// `token_weights * -log p(label)` over the tokens that are not ignored, in nats, divided by `count`. The logits of a
+/// long sequence are never held at once (as in Liger Kernel, arXiv 2410.10989).
 ///
 /// # Shapes
 /// - `hidden`: `[batch, tokens, features]`, `weight`: `[features, classes]`, replicated
 /// - `labels`: `[batch, tokens]` in the layout of `hidden`; a negative label is ignored
 /// - `token_weights`: the same, 1 if none are given
-/// - `count`: of the whole (accumulated) batch, usually [`valid_tokens`](super::valid_tokens)
+/// - `count`: tokens of the whole (accumulated) batch, usually [`valid_tokens`](super::valid_tokens)
 ///
 /// # Panics
-/// If the layouts differ, or a label is not below the number of classes.
+/// If the layouts differ, `hidden` is partial or its features are sharded, or a label is not below the number of
+/// classes.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_sp::prelude::*;
+///
+/// let losses = launch(&LaunchConfig::new(MeshShape::ulysses(2)), &Device::flex(), |device: SpDevice| {
+///     let labels = Tensor::<2, Int>::from_ints([[1, 5, 0, 7, -100]], device.device());
+///     let labels = device.distribute_tokens(labels);
+///     let count = valid_tokens([&labels]);
+///     assert_eq!(count, 4);
+///     // All 8 logits are 0, so every class has probability 1/8.
+///     let hidden = Tensor::<3>::ones([1, 5, 3], device.device());
+///     let hidden = device.distribute(hidden, &device.sequence_layout([1, 5, 3]));
+///     let weight = Tensor::<2>::zeros([3, 8], device.device());
+///     token_loss(hidden, weight, &labels, None, count).value()
+/// })?;
+/// assert!(losses.iter().all(|loss| (loss - 8f64.ln()).abs() < 1e-6));
+/// # Ok::<(), burn_sp::Error>(())
+/// ```
 #[track_caller]
 pub fn token_loss(
     hidden: SpTensor<3>,
@@ -51,8 +73,22 @@ pub fn token_loss(
     class_parallel_loss(hidden, weight, classes, labels, token_weights, count)
 }
 
-/// [`token_loss`] with an output layer of which each rank of [`Axis::Tp`] holds some classes; so `hidden`, `labels` and
-/// `token_weights` must be sharded over it too.
+/// The mean cross entropy over the labels of one batch, of all ranks, that are not ignored: [`token_loss`] of a batch that
+/// is not accumulated with others. Collective, as labels are counted. The output layer is a weight without a bias: make
+/// Burn's `Linear` `with_bias(false)`, as language models have it, or its bias is neither used nor trained.
+///
+/// # Shapes
+/// - as [`token_loss`]
+///
+/// # Panics
+/// As [`token_loss`].
+#[track_caller]
+pub fn cross_entropy(hidden: SpTensor<3>, weight: Tensor<2>, labels: &SpTensor<2, Int>) -> LossShare {
+    token_loss(hidden, weight, labels, None, valid_tokens([labels]))
+}
+
+/// [`token_loss`] with an output layer of which each rank of [`Axis::Tp`] holds some classes (Megatron-LM, arXiv
+/// 1909.08053); so `hidden`, `labels` and `token_weights` must be sharded over it too.
 ///
 /// # Shapes
 /// - as [`token_loss`]; `weight`: this rank's `[features, classes / tp]`
