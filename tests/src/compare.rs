@@ -1,17 +1,19 @@
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, TensorData};
 use burn_sp::layout::MeshShape;
-use burn_sp::train::{ParamLayouts, sum_gradients};
+use burn_sp::train::ParamLayouts;
 use burn_sp::{LaunchConfig, SpDevice, launch_module};
 
-use crate::outcome::{Piece, add};
-use crate::{
-    Difference, Entry, Outcome, Quantity, Rank, Report, Values, cast, dtype_of, gather_gradients, gradients_by_path,
-};
+use crate::diagnosis::{Again, Scene, diagnose};
+use crate::judge::{Judge, epsilon};
+use crate::outcome::Inputs;
+use crate::run::{Detail, Run};
+use crate::values::whole_parameters;
+use crate::{Deviation, Diagnosis, Difference, Entry, Outcome, Quantity, Rank, Report, Values, cast, dtype_of};
 
 /// Takes a rank's part of a whole module, and says which parameters are sharded.
 type Shard<M> = Box<dyn Fn(M, &SpDevice) -> (M, ParamLayouts) + Send + Sync>;
@@ -23,14 +25,37 @@ type Shard<M> = Box<dyn Fn(M, &SpDevice) -> (M, ParamLayouts) + Send + Sync>;
 /// from that is the error that the dtype costs, and a sharded run may be off by [`FACTOR`](Self::FACTOR) times as much.
 /// Errors are root mean squares over a tensor. Two allowances are made for chance: a tensor of n elements may have
 /// `1 + 3 / sqrt(n)` times that, and one rank's error counts as at least one rounding of the largest element (of all
-/// gradients, for a gradient that is truly 0).
+/// gradients, for a gradient that is truly 0). The rounding of a dtype narrower than f32 would hide small faults, one lost label in
+/// a thousand, say: with such a model the ranks run in f64 too.
 ///
-/// See the crate's documentation for an example.
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, TensorData};
+/// use burn_sp::prelude::*;
+/// use burn_sp_tests::{Comparison, Outcome};
+///
+/// let linear = LinearConfig::new(3, 2).init(&Device::flex());
+/// let x = TensorData::new((0..15).map(|i| (i as f32).sin()).collect::<Vec<_>>(), [1, 5, 3]);
+/// let report = Comparison::new(linear).input("x", x).on([MeshShape::ring(3)]).run(|rank, linear| {
+///     let x = rank.input::<3>("x");
+///     let x = rank.device().distribute(x, &rank.device().sequence_layout([1, 5, 3]));
+///     Outcome::new(LossShare::mean(x.tokenwise(|x| linear.forward(x))))
+/// })?;
+/// let (mesh, entries) = &report.meshes[0];
+/// assert_eq!(*mesh, MeshShape::ring(3));
+/// // The loss, and the gradients of weight, bias and x.
+/// assert_eq!(entries.len(), 4);
+/// assert!(entries.iter().all(|entry| entry.error <= entry.allowed));
+/// # Ok::<(), burn_sp_tests::Difference>(())
+/// ```
+///
+/// The crate's documentation has one of a comparison that fails.
 pub struct Comparison<M> {
     module: M,
     shard: Shard<M>,
     device: Device,
-    inputs: BTreeMap<String, TensorData>,
+    inputs: Inputs,
     meshes: Vec<MeshShape>,
     timeout: Duration,
     factor: f64,
@@ -68,7 +93,10 @@ impl<M: Module> Comparison<M> {
         }
     }
 
-    /// Gives the closure a float tensor under a name; see [`Rank::input`].
+    /// Gives the closure a tensor under a name, of floats or of ints; see [`Rank::input`] and [`Rank::int_input`].
+    ///
+    /// # Shapes
+    /// - `data`: any; if something differs, single tokens of a `[batch, tokens, ...]` are changed to find out why
     pub fn input(mut self, name: impl Into<String>, data: TensorData) -> Self {
         self.inputs.insert(name.into(), data);
         self
@@ -83,308 +111,189 @@ impl<M: Module> Comparison<M> {
         }
     }
 
-    /// How long a rank may wait for its peers.
+    /// How long a rank may wait for its peers; 30 seconds if nothing else is said.
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Another factor than [`FACTOR`](Self::FACTOR).
+    /// Another factor than [`FACTOR`](Self::FACTOR), by which one rank's error is multiplied.
     pub fn with_factor(self, factor: f64) -> Self {
         Self { factor, ..self }
     }
 
-    /// Runs the closure everywhere and compares.
+    /// Runs the closure everywhere and compares; on one rank in f64 it runs twice, and has to give the same numbers. If something
+    /// differs, it runs some more times, with single tokens changed, to find out why.
     ///
     /// # Errors
-    /// The first difference: which mesh, rank, output or parameter, by how much, and where.
+    /// Everything that differs, and the likely fault; see [`Difference`].
     pub fn run<F>(&self, body: F) -> Result<Report, Difference>
     where
         F: Fn(&Rank, &M) -> Outcome + Send + Sync,
     {
         let dtype = dtype_of(&self.module).unwrap_or(DType::F32);
         let one = MeshShape::default();
-        let truth = self
-            .launch(&Device::flex().autodiff(), one, DType::F64, &body)?
-            .remove(0);
-        let single = self.launch(&self.device, one, dtype, &body)?.remove(0);
-        let meshes = self.meshes.iter().map(|mesh| {
-            let ranks = self.launch(&self.device, *mesh, dtype, &body)?;
-            Ok((*mesh, self.judge(*mesh, dtype, &truth, &single, ranks)?))
-        });
-        Ok(Report {
-            meshes: meshes.collect::<Result<_, _>>()?,
-        })
-    }
+        let failed = |deviation| Difference {
+            deviations: vec![deviation],
+            diagnosis: None,
+        };
+        let exact = Exact {
+            comparison: self,
+            body: &body,
+        };
+        let reference = || {
+            let runs = exact.run(one, &self.inputs, Detail::Compare);
+            runs.map_err(|error| failed(Deviation::Reference { error }))
+        };
+        let (truth, again) = (reference()?.remove(0), reference()?);
+        // With other random numbers in every run, each would be as far from the others as a broken one.
+        if let Err(deviations) = Judge::new(one, DType::F64, EXACT, &truth, &truth).ranks(&again) {
+            let diagnosis = Some(Box::new(Diagnosis::unrepeated(&deviations[0])));
+            return Err(Difference { deviations, diagnosis });
+        }
+        drop(again);
+        let single = self.launch(&self.device, one, dtype, &self.inputs, Detail::Compare, &body);
+        let single = single.map_err(|error| failed(Deviation::Failed { mesh: one, error }))?;
 
-    fn launch<F>(&self, device: &Device, mesh: MeshShape, dtype: DType, body: &F) -> Result<Vec<Run>, Difference>
-    where
-        F: Fn(&Rank, &M) -> Outcome + Send + Sync,
-    {
-        let config = LaunchConfig::new(mesh).with_timeout(self.timeout);
-        let module = cast(self.module.clone(), dtype).train();
-        let (inputs, shard) = (&self.inputs, &self.shard);
-        launch_module(&config, device, module, |device, module| {
-            let (module, layouts) = shard(module, &device);
-            let rank = Rank::new(device, dtype, inputs.clone());
-            let outcome = body(&rank, &module);
-            let loss = outcome.loss.value();
-            let mut grads = outcome.loss.backward();
-            let inputs = rank.input_gradients(&grads);
-            let own = GradientsParams::from_module(&mut grads, &module);
-            let summed = sum_gradients(&module, own, &layouts, rank.device().mesh());
-            let whole = gather_gradients(&module, summed, &layouts, rank.device());
-            Run {
-                loss,
-                outputs: outcome.outputs,
-                inputs,
-                gradients: gradients_by_path(&module, &whole),
+        let mut meshes = Vec::new();
+        let mut deviations = Vec::new();
+        let mut diagnosis = None;
+        for mesh in self.meshes.iter().copied() {
+            match self.on_mesh(mesh, dtype, &truth, &single[0], &exact) {
+                Ok(entries) => meshes.push((mesh, entries)),
+                Err(found) => {
+                    if deviations.is_empty() && !matches!(found[0], Deviation::Failed { .. }) {
+                        diagnosis = self.explain(mesh, &truth, &found, &exact).map(Box::new);
+                    }
+                    deviations.extend(found);
+                }
             }
-        })
-        .map_err(|error| Difference::Failed { mesh, error })
+        }
+        if deviations.is_empty() {
+            Ok(Report { meshes })
+        } else {
+            Err(Difference { deviations, diagnosis })
+        }
     }
 
-    fn judge(
+    fn on_mesh<F>(
         &self,
         mesh: MeshShape,
         dtype: DType,
         truth: &Run,
         single: &Run,
-        ranks: Vec<Run>,
-    ) -> Result<Vec<Entry>, Difference> {
-        for (rank, run) in ranks.iter().enumerate() {
-            if run.loss.to_bits() != ranks[0].loss.to_bits() {
-                let quantity = Quantity::Loss;
-                return Err(Difference::Ranks { mesh, rank, quantity });
-            }
-            for (path, gradient) in &run.gradients {
-                // One that rank 0 lacks is reported below.
-                if ranks[0]
-                    .gradients
-                    .get(path)
-                    .is_some_and(|first| !first.same_bits(gradient))
-                {
-                    let quantity = Quantity::Gradient(path.clone());
-                    return Err(Difference::Ranks { mesh, rank, quantity });
-                }
-            }
+        exact: &Exact<'_, M, F>,
+    ) -> Result<Vec<Entry>, Vec<Deviation>>
+    where
+        F: Fn(&Rank, &M) -> Outcome + Send + Sync,
+    {
+        let failed = |error| vec![Deviation::Failed { mesh, error }];
+        let ranks = self.launch(&self.device, mesh, dtype, &self.inputs, Detail::Compare, exact.body);
+        let entries = Judge::new(mesh, dtype, self.factor, truth, single).ranks(&ranks.map_err(failed)?)?;
+        if epsilon(dtype) > epsilon(DType::F32) {
+            let ranks = exact.run(mesh, &self.inputs, Detail::Compare).map_err(failed)?;
+            Judge::new(mesh, DType::F64, SMALL, truth, truth).ranks(&ranks)?;
         }
-        let judge = Judge {
-            mesh,
-            dtype,
-            factor: self.factor,
-            truth: truth.quantities(),
-            single: single.quantities(),
+        Ok(entries)
+    }
+
+    /// Looks at a mesh again in f64. None if its ranks fail then.
+    fn explain<F>(
+        &self,
+        mesh: MeshShape,
+        truth: &Run,
+        found: &[Deviation],
+        exact: &Exact<'_, M, F>,
+    ) -> Option<Diagnosis>
+    where
+        F: Fn(&Rank, &M) -> Outcome + Send + Sync,
+    {
+        let ranks = exact.run(mesh, &self.inputs, Detail::Compare).ok()?;
+        let Err(deviations) = Judge::new(mesh, DType::F64, EXACT, truth, truth).ranks(&ranks) else {
+            let agree = "in f64, on Flex, the same ranks agree with one rank";
+            return Some(Diagnosis::rounding(&found[0], agree.to_owned()));
         };
-        // Every rank has a term of an input's gradient, if only that of 0: what counts is their sum.
-        let mut inputs: BTreeMap<String, Values> = BTreeMap::new();
-        for (name, term) in ranks.iter().flat_map(|run| &run.inputs) {
-            match inputs.get_mut(name) {
-                Some(sum) => add(sum, term),
-                None => drop(inputs.insert(name.clone(), term.clone())),
-            }
-        }
-        let mut entries: BTreeMap<Quantity, Entry> = BTreeMap::new();
-        for (rank, mut run) in ranks.into_iter().enumerate() {
-            run.inputs = inputs.clone();
-            for entry in judge.rank(rank, &run.quantities())? {
-                let worst = entries.entry(entry.quantity.clone()).or_insert_with(|| entry.clone());
-                if entry.error > worst.error {
-                    *worst = entry;
-                }
-            }
-        }
-        Ok(entries.into_values().collect())
-    }
-}
-
-/// What one rank ended with.
-#[derive(Clone)]
-struct Run {
-    loss: f64,
-    outputs: Vec<Piece>,
-    inputs: BTreeMap<String, Values>,
-    gradients: BTreeMap<String, Values>,
-}
-
-/// Some elements of a whole tensor: all of them if there are no indices.
-#[derive(Clone)]
-struct Part {
-    shape: Vec<usize>,
-    dtype: Option<DType>,
-    elements: Vec<f64>,
-    indices: Option<Vec<usize>>,
-}
-
-impl Part {
-    fn whole(values: &Values) -> Self {
-        Self {
-            shape: values.shape.clone(),
-            dtype: Some(values.dtype),
-            elements: values.elements.clone(),
-            indices: None,
-        }
-    }
-
-    fn kind(&self) -> String {
-        match self.dtype {
-            Some(dtype) => format!("{:?} of {}", self.shape, dtype.name()),
-            None => format!("{:?}", self.shape),
-        }
-    }
-
-    fn index(&self, local: usize) -> usize {
-        self.indices.as_ref().map_or(local, |indices| indices[local])
-    }
-}
-
-impl Run {
-    fn quantities(&self) -> BTreeMap<Quantity, Part> {
-        let loss = Part {
-            shape: vec![],
-            dtype: None,
-            elements: vec![self.loss],
-            indices: None,
-        };
-        let outputs = self.outputs.iter().map(|piece| {
-            let part = Part {
-                shape: piece.shape.clone(),
-                dtype: Some(piece.local.dtype),
-                elements: piece.local.elements.clone(),
-                indices: Some(piece.global_indices()),
-            };
-            (Quantity::Output(piece.name.clone()), part)
-        });
-        let inputs = &self.inputs;
-        let inputs = inputs
-            .iter()
-            .map(|(name, sum)| (Quantity::InputGradient(name.clone()), Part::whole(sum)));
-        let gradients = &self.gradients;
-        let gradients = gradients
-            .iter()
-            .map(|(path, grad)| (Quantity::Gradient(path.clone()), Part::whole(grad)));
-        std::iter::once((Quantity::Loss, loss))
-            .chain(outputs)
-            .chain(inputs)
-            .chain(gradients)
-            .collect()
-    }
-}
-
-/// The runs on one rank, and the rule.
-struct Judge {
-    mesh: MeshShape,
-    dtype: DType,
-    factor: f64,
-    truth: BTreeMap<Quantity, Part>,
-    single: BTreeMap<Quantity, Part>,
-}
-
-impl Judge {
-    fn rank(&self, rank: usize, found: &BTreeMap<Quantity, Part>) -> Result<Vec<Entry>, Difference> {
-        let mesh = self.mesh;
-        for (quantity, expected) in [(&self.single, true), (found, false)]
-            .into_iter()
-            .flat_map(|(all, expected)| all.keys().map(move |quantity| (quantity, expected)))
+        // A closure that casts to f32 inside rounds in f64 too.
+        let error = |deviations| found[0].quantity().and_then(|first| error_of(deviations, first));
+        if let (Some(error), Some(exact)) = (error(found), error(&deviations))
+            && exact < 0.01 * error
         {
-            if found.contains_key(quantity) != self.single.contains_key(quantity) {
-                let quantity = quantity.clone();
-                return Err(Difference::Presence {
-                    mesh,
-                    rank,
-                    quantity,
-                    expected,
-                });
-            }
+            let less = format!("in f64, on Flex, the same ranks are off by {exact:.3e} only");
+            return Some(Diagnosis::rounding(&found[0], less));
         }
-        found
-            .iter()
-            .map(|(quantity, part)| self.quantity(rank, quantity, part))
-            .collect()
-    }
-
-    /// The largest element of a quantity in f64. A gradient that is truly 0, as that of a key's bias is, is what remains
-    /// of terms as large as other gradients: their size is its scale.
-    fn scale(&self, quantity: &Quantity) -> f64 {
-        let peak = |part: &Part| part.elements.iter().fold(0.0f64, |peak, x| x.abs().max(peak));
-        let own = peak(&self.truth[quantity]);
-        if !matches!(quantity, Quantity::Gradient(_)) {
-            return own;
-        }
-        let gradients = self
-            .truth
-            .iter()
-            .filter(|(other, _)| matches!(other, Quantity::Gradient(_)));
-        let largest = gradients.map(|(_, part)| peak(part)).fold(0.0, f64::max);
-        if own < 1e-12 * largest { largest } else { own }
-    }
-
-    fn quantity(&self, rank: usize, quantity: &Quantity, part: &Part) -> Result<Entry, Difference> {
-        let mesh = self.mesh;
-        let (truth, single) = (&self.truth[quantity], &self.single[quantity]);
-        if part.kind() != single.kind() {
-            return Err(Difference::Kind {
-                mesh,
-                rank,
-                quantity: quantity.clone(),
-                found: part.kind(),
-                expected: single.kind(),
-            });
-        }
-        let off = |part: &Part, at: usize| (part.elements[at] - truth.elements[part.index(at)]).abs();
-        let rms = |part: &Part| {
-            let squares: f64 = (0..part.elements.len()).map(|at| off(part, at).powi(2)).sum();
-            (squares / part.elements.len().max(1) as f64).sqrt()
-        };
-        // One rank's error on the same elements too: a few tokens may be worse conditioned than the rest.
-        let same = Part {
-            elements: (0..part.elements.len())
-                .map(|at| single.elements[part.index(at)])
-                .collect(),
-            ..part.clone()
-        };
-        let single_error = rms(single).max(rms(&same));
-        let peak = self.scale(quantity);
-        // Losses are read as f64 sums of shares in the run's dtype, at least f32.
-        let rounding = epsilon(part.dtype.unwrap_or(if self.dtype == DType::F64 {
-            DType::F64
-        } else {
-            DType::F32
-        }));
-        // Rounding errors are like random draws: the ratio of two root mean squares over n of them scatters by 1/sqrt(n).
-        let chance = 1.0 + 3.0 / (part.elements.len().max(1) as f64).sqrt();
-        let entry = Entry {
-            quantity: quantity.clone(),
-            error: rms(part),
-            single: single_error,
-            allowed: self.factor * chance * single_error.max(rounding * peak),
-        };
-        // Written so that NaN fails.
-        if entry.error <= entry.allowed {
-            return Ok(entry);
-        }
-        let worst = (0..part.elements.len())
-            .max_by(|a, b| off(part, *a).total_cmp(&off(part, *b)))
-            .unwrap_or(0);
-        let mut rest = part.index(worst);
-        let mut index: Vec<usize> = part.shape.iter().rev().map(|len| (rest % len, rest /= len).0).collect();
-        index.reverse();
-        Err(Difference::Value {
+        Some(diagnose(&Scene {
             mesh,
-            rank,
-            entry: Box::new(entry),
-            index,
-            found: part.elements[worst],
-            expected: truth.elements[part.index(worst)],
+            truth,
+            ranks: &ranks,
+            deviations: &deviations,
+            inputs: &self.inputs,
+            again: exact,
+            failed: Cell::new(false),
+        }))
+    }
+
+    fn launch<F>(
+        &self,
+        device: &Device,
+        mesh: MeshShape,
+        dtype: DType,
+        inputs: &Inputs,
+        detail: Detail,
+        body: &F,
+    ) -> Result<Vec<Run>, burn_sp::Error>
+    where
+        F: Fn(&Rank, &M) -> Outcome + Send + Sync,
+    {
+        let config = LaunchConfig::new(mesh).with_timeout(self.timeout);
+        let module = cast(self.module.clone(), dtype).train();
+        let shard = &self.shard;
+        launch_module(&config, device, module, |device, module| {
+            let (module, layouts) = shard(module, &device);
+            let rank = Rank::new(device, dtype, layouts, inputs.clone());
+            let outcome = body(&rank, &module);
+            Run::of(outcome, &rank, &module, detail)
         })
     }
 }
 
-/// The distance from 1 to the next larger number.
-fn epsilon(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => f64::EPSILON,
-        DType::F16 => f64::from(half::f16::EPSILON),
-        DType::BF16 => f64::from(half::bf16::EPSILON),
-        _ => f64::from(f32::EPSILON),
+/// Two f64 runs may be so many roundings of the largest element apart.
+const EXACT: f64 = 1e4;
+/// Those that look for what a narrow dtype hides: 100 roundings of f32, to which a closure may cast inside.
+const SMALL: f64 = 100.0 * (f32::EPSILON as f64 / f64::EPSILON);
+
+/// The largest error of a quantity, if it is off by value.
+fn error_of(deviations: &[Deviation], quantity: &Quantity) -> Option<f64> {
+    let errors = deviations.iter().filter_map(|deviation| match deviation {
+        Deviation::Value { entry, .. } if entry.quantity == *quantity => Some(entry.error),
+        _ => None,
+    });
+    errors.reduce(f64::max)
+}
+
+/// The comparison's closure, to be run again in f64, which Flex has.
+struct Exact<'a, M, F> {
+    comparison: &'a Comparison<M>,
+    body: &'a F,
+}
+
+impl<M, F> Again for Exact<'_, M, F>
+where
+    M: Module,
+    F: Fn(&Rank, &M) -> Outcome + Send + Sync,
+{
+    fn run(&self, mesh: MeshShape, inputs: &Inputs, detail: Detail) -> Result<Vec<Run>, burn_sp::Error> {
+        let device = Device::flex().autodiff();
+        self.comparison
+            .launch(&device, mesh, DType::F64, inputs, detail, self.body)
+    }
+
+    fn parameters(&self, mesh: MeshShape) -> Result<Vec<BTreeMap<String, Values>>, burn_sp::Error> {
+        let comparison = self.comparison;
+        let config = LaunchConfig::new(mesh).with_timeout(comparison.timeout);
+        let module = cast(comparison.module.clone(), DType::F64).train();
+        let shard = &comparison.shard;
+        launch_module(&config, &Device::flex().autodiff(), module, |device, module| {
+            let (module, layouts) = shard(module, &device);
+            whole_parameters(&module, &layouts, &device)
+        })
     }
 }

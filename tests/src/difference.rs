@@ -2,6 +2,8 @@ use std::fmt;
 
 use burn_sp::layout::MeshShape;
 
+use crate::Diagnosis;
+
 /// What was compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Quantity {
@@ -13,6 +15,8 @@ pub enum Quantity {
     InputGradient(String),
     /// The gradient of a parameter, by the parameter's path.
     Gradient(String),
+    /// A parameter that was handed in with [`Outcome::parameters`](crate::Outcome::parameters), by its path.
+    Parameter(String),
 }
 
 impl fmt::Display for Quantity {
@@ -22,13 +26,53 @@ impl fmt::Display for Quantity {
             Quantity::Output(name) => write!(f, "output {name:?}"),
             Quantity::InputGradient(name) => write!(f, "the gradient of input {name:?}"),
             Quantity::Gradient(path) => write!(f, "the gradient of parameter {path:?}"),
+            Quantity::Parameter(path) => write!(f, "parameter {path:?}"),
         }
     }
 }
 
-/// The first thing in which a sharded run is not the unsharded one.
+/// A sharded run is not the unsharded one: in what, and what probably went wrong.
+#[derive(Debug)]
+pub struct Difference {
+    /// Everything that differs, of all ranks and meshes; by mesh, then in the order of a training step: outputs as the
+    /// closure recorded them, the loss, gradients of parameters from the loss backward (the module's last parameter first),
+    /// gradients of inputs, parameters after the step. Never empty.
+    pub deviations: Vec<Deviation>,
+    /// The likely fault on the first mesh that differs. None if a run failed: its report says what happened.
+    pub diagnosis: Option<Box<Diagnosis>>,
+}
+
+impl Difference {
+    /// The first thing that differs.
+    pub fn first(&self) -> &Deviation {
+        &self.deviations[0]
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first())?;
+        match &self.diagnosis {
+            Some(diagnosis) => write!(f, "\n{diagnosis}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Difference {}
+
+/// One thing in which a sharded run is not the unsharded one.
 #[derive(Debug, thiserror::Error)]
-pub enum Difference {
+pub enum Deviation {
+    /// One rank failed in f64, by which all others are measured.
+    #[error(
+        "on one rank, in f64: {error}\nthe closure has to run in f64 too, on Flex: make constants in Rank::dtype(). Burn's RotaryEncoding \
+         and PositionalEncoding keep f32 tables whatever the module's dtype is; burn_sp::nn::Rotary makes its table in any"
+    )]
+    Reference {
+        /// The report.
+        error: burn_sp::Error,
+    },
     /// Ranks failed.
     #[error("on {mesh}: {error}")]
     Failed {
@@ -95,16 +139,53 @@ pub enum Difference {
     },
 }
 
+impl Deviation {
+    /// The mesh; one rank, if that failed.
+    pub fn mesh(&self) -> MeshShape {
+        match self {
+            Deviation::Reference { .. } => MeshShape::default(),
+            Deviation::Failed { mesh, .. }
+            | Deviation::Presence { mesh, .. }
+            | Deviation::Kind { mesh, .. }
+            | Deviation::Ranks { mesh, .. }
+            | Deviation::Value { mesh, .. } => *mesh,
+        }
+    }
+
+    /// The rank, unless all failed together.
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Deviation::Reference { .. } | Deviation::Failed { .. } => None,
+            Deviation::Presence { rank, .. }
+            | Deviation::Kind { rank, .. }
+            | Deviation::Ranks { rank, .. }
+            | Deviation::Value { rank, .. } => Some(*rank),
+        }
+    }
+
+    /// What differs.
+    pub fn quantity(&self) -> Option<&Quantity> {
+        match self {
+            Deviation::Reference { .. } | Deviation::Failed { .. } => None,
+            Deviation::Presence { quantity, .. }
+            | Deviation::Kind { quantity, .. }
+            | Deviation::Ranks { quantity, .. } => Some(quantity),
+            Deviation::Value { entry, .. } => Some(&entry.quantity),
+        }
+    }
+}
+
 /// How far one quantity is from f64.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// What was compared.
     pub quantity: Quantity,
-    /// Root mean square error of the sharded run (of its worst rank) against f64 on one rank.
+    /// Root mean square error of the sharded run (of its worst rank) against f64 on one rank; absolute, in the unit of
+    /// the quantity itself.
     pub error: f64,
-    /// The same of one rank in the dtype of the sharded run.
+    /// The same error of one rank in the dtype of the sharded run.
     pub single: f64,
-    /// What the rule allows.
+    /// How large the rule allows the error to be.
     pub allowed: f64,
 }
 

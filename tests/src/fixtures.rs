@@ -24,6 +24,9 @@ impl<'a> Fixture<'a> {
 
     /// A tensor's bytes as Burn reads them.
     ///
+    /// # Shapes
+    /// - returns that of the tensor in the file
+    ///
     /// # Panics
     /// If there is none of that name, or of a dtype that no fixture has.
     pub fn data(&self, name: &str) -> TensorData {
@@ -51,6 +54,9 @@ impl<'a> Fixture<'a> {
 
     /// A float tensor in a dtype.
     ///
+    /// # Shapes
+    /// - returns that of the tensor in the file
+    ///
     /// # Panics
     /// As [`data`](Self::data), or if it has another number of dimensions.
     pub fn float<const D: usize>(&self, name: &str, dtype: DType, device: &Device) -> Tensor<D> {
@@ -58,6 +64,9 @@ impl<'a> Fixture<'a> {
     }
 
     /// An int tensor.
+    ///
+    /// # Shapes
+    /// - returns that of the tensor in the file
     ///
     /// # Panics
     /// As [`data`](Self::data), or if it has another number of dimensions.

@@ -9,7 +9,7 @@ use burn_sp::{SpDevice, SpTensor};
 /// A tensor read back, as f64: exact for every smaller float, so that equal values mean equal bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Values {
-    /// The shape.
+    /// The shape, in elements.
     pub shape: Vec<usize>,
     /// The dtype that the tensor had.
     pub dtype: DType,
@@ -18,7 +18,7 @@ pub struct Values {
 }
 
 impl Values {
-    /// Reads a tensor.
+    /// Reads a tensor, of any shape.
     pub fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
         Self::from(tensor.to_data())
     }
@@ -60,6 +60,9 @@ pub fn gradients_by_path<M: Module>(module: &M, grads: &GradientsParams) -> BTre
 }
 
 /// The gradients, with those of sharded parameters made whole by their layouts. Collective.
+///
+/// # Panics
+/// If another rank does something else meanwhile (in a launched rank: every rank fails with a report).
 pub fn gather_gradients<M: Module>(
     module: &M,
     grads: GradientsParams,
@@ -69,6 +72,53 @@ pub fn gather_gradients<M: Module>(
     let mut gather = Gather { grads, layouts, device };
     module.visit(&mut gather);
     gather.grads
+}
+
+/// Every float parameter by its path, those that are sharded made whole. Collective.
+pub(crate) fn whole_parameters<M: Module>(
+    module: &M,
+    layouts: &ParamLayouts,
+    device: &SpDevice,
+) -> BTreeMap<String, Values> {
+    let mut parameters = GradientsParams::new();
+    module.visit(&mut Copy(&mut parameters));
+    let whole = gather_gradients(module, parameters, layouts, device);
+    gradients_by_path(module, &whole)
+}
+
+/// The paths of a module's float parameters, in the module's order.
+pub(crate) fn parameter_paths<M: Module>(module: &M) -> Vec<String> {
+    let mut paths = Paths::default();
+    module.visit(&mut paths);
+    paths.found
+}
+
+struct Copy<'a>(&'a mut GradientsParams);
+
+impl ModuleVisitor for Copy<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.register(param.id, param.val().detach());
+    }
+}
+
+#[derive(Default)]
+struct Paths {
+    path: Vec<String>,
+    found: Vec<String>,
+}
+
+impl ModuleVisitor for Paths {
+    fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
+        self.found.push(self.path.join("."));
+    }
+
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
 }
 
 struct Gather<'a> {
