@@ -117,6 +117,10 @@ const MEMORY: &str = "Memory (no loss depends on these)";
 
 const STATE: &str = "Saving and resuming";
 
+const CHECKPOINT: &str = "Hugging Face checkpoints (Llama and GPT-2)";
+
+const TOKENS: &str = "Tokens (without a tokenizer, a byte is a token)";
+
 /// The flags of every program: the ranks, the size of the run, and where it is written down.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RunFlags {
@@ -238,6 +242,37 @@ pub struct ModelFlags {
     pub attention_dropout: Option<f64>,
 }
 
+/// What a language model's tokens are.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[command(next_help_heading = TOKENS)]
+pub struct DataFlags {
+    /// A tokenizer.json. The text is tokenized once, a file a document, or of a .jsonl file each line of {"text": "..."}, and
+    /// the tokens are kept. A file's document of more than a MiB is tokenized in pieces; a line is held whole
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// Where tokens are kept, and never written over: if text or tokenizer are others, name another file. Without --text,
+    /// train on it as it is [default: beside the first --text, .tokens]
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+
+    /// What stands between the documents of a file
+    #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
+    pub document_separator: Option<String>,
+
+    /// A token of the tokenizer to end each document with, such as `</s>`
+    #[arg(long, value_name = "TOKEN")]
+    pub eos: Option<String>,
+
+    /// No token sees another document, and the last of a document has nothing to predict
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub pack: Option<bool>,
+
+    /// Text, or without --tokenizer a file of tokens, to validate with [default: the last tenth of the sequences]
+    #[arg(long, value_name = "PATH")]
+    pub held_out: Option<PathBuf>,
+}
+
 /// How a program learns, and how it needs less memory.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LearningFlags {
@@ -284,7 +319,20 @@ pub struct StateFlags {
     pub resume: Option<PathBuf>,
 }
 
-/// Trains a byte-level language model on text, its sequences split over ranks.
+/// Models that others trained, or will use.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[command(next_help_heading = CHECKPOINT)]
+pub struct CheckpointFlags {
+    /// Start from the model in this folder (config.json and safetensors), and with its tokenizer.json, if it has one
+    #[arg(long, value_name = "DIR")]
+    pub pretrained: Option<PathBuf>,
+
+    /// Write the trained model to this folder in the end, as transformers reads it
+    #[arg(long, value_name = "DIR")]
+    pub export: Option<PathBuf>,
+}
+
+/// Trains a language model on text, its sequences split over ranks.
 ///
 /// With no flags: 2 ranks, a small Llama, and the sources and documentation of the workspace as its text.
 #[derive(Parser, Clone, Debug, Default, Serialize, Deserialize)]
@@ -298,6 +346,16 @@ pub struct TrainFlags {
     /// UTF-8 files or folders to learn from [default: this workspace's sources and documentation]
     #[arg(long, value_name = "PATH", num_args = 1.., help_heading = "Training")]
     pub text: Option<Vec<PathBuf>>,
+
+    /// What its tokens are.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub data: DataFlags,
+
+    /// What it starts from and becomes.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub checkpoint: CheckpointFlags,
 
     /// How it learns.
     #[command(flatten)]

@@ -1,7 +1,6 @@
 //! Training state in the programs: when it is saved, and what a run must have to go on from one.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -9,14 +8,16 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn_sp::SpDevice;
 use burn_sp::comm::{CommError, raise};
 use burn_sp::train::{ParamLayouts, ParamShards, SavedState, StateInfo, StateStore, StatefulOptimizer, saved_states};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::InputError;
 use crate::config::{StateConfig, refuse};
+use crate::listing::same;
 use crate::trainer::Optimizer;
 
-/// What may change from one run to the next: what no saved number depends on. Files may have moved.
-const FREE: [&str; 28] = [
+/// What may change from one run to the next: what no saved number depends on. Files may have moved: what is in them is
+/// compared as [`DATA`].
+const FREE: [&str; 29] = [
     "engine",
     "device",
     "ranks",
@@ -34,8 +35,9 @@ const FREE: [&str; 28] = [
     "mlp_tiles",
     "shard",
     "text",
+    "tokens",
+    "export",
     "video",
-    "vae",
     "weights",
     "sample",
     "sample_every",
@@ -47,6 +49,12 @@ const FREE: [&str; 28] = [
     "fps",
 ];
 
+/// Of these it matters that they are given. They may have moved.
+const GIVEN: [&str; 4] = ["pretrained", "tokenizer", "held_out", "vae"];
+
+/// What tells the data apart from others. States of versions before have none.
+const DATA: &str = "data";
+
 /// Of a run: where states go and come from, and what is said of it in them.
 pub(crate) struct Saving<'a> {
     state: &'a StateConfig,
@@ -56,10 +64,10 @@ pub(crate) struct Saving<'a> {
 }
 
 impl<'a> Saving<'a> {
-    /// `config` is that of a report.
-    pub fn new(state: &'a StateConfig, program: &str, steps: usize, seed: u64, config: &Value) -> Self {
-        let mut config = config.clone();
+    /// `config` is that of a report, and what else must be the same; `data` is what tells the data apart from others.
+    pub fn new(state: &'a StateConfig, program: &str, steps: usize, seed: u64, mut config: Value, data: &str) -> Self {
         config["program"] = program.into();
+        config[DATA] = data.into();
         let info = StateInfo { step: 0, seed, config };
         Self { state, steps, info }
     }
@@ -73,7 +81,7 @@ impl<'a> Saving<'a> {
         let from = self.state.resume.as_ref();
         let from = from.map(SavedState::open).transpose().map_err(wrong("--resume"))?;
         if let Some(from) = &from {
-            self.check_resumed(from)?;
+            self.check_resumed(from.folder(), from.info())?;
         }
         if let Some(folder) = &self.state.save
             && let Some(newest) = saved_states(folder).map_err(wrong("--save"))?.pop()
@@ -89,8 +97,8 @@ impl<'a> Saving<'a> {
         Ok(from.map(|from| format!("resumed: {}", from.folder().display())))
     }
 
-    fn check_resumed(&self, from: &SavedState) -> Result<(), InputError> {
-        let (folder, info) = (from.folder().display(), from.info());
+    fn check_resumed(&self, folder: &Path, info: &StateInfo) -> Result<(), InputError> {
+        let folder = folder.display();
         let [saved, this] =
             [&info.config, &self.info.config].map(|config| config["program"].as_str().unwrap_or("none"));
         if saved != this {
@@ -101,6 +109,18 @@ impl<'a> Saving<'a> {
         if let Some((saved, this)) = difference(&info.config, &self.info.config) {
             return refuse(format!(
                 "--resume {folder}: it was saved {saved}, and this run is {this}; give the same, or start anew without \
+                 --resume"
+            ));
+        }
+        if let [Some(saved), Some(this)] = [&info.config, &self.info.config].map(|config| config[DATA].as_str())
+            && saved != this
+        {
+            let default = match self.info.config.get("text") {
+                Some(Value::Null) => "; without --text they are this workspace's sources, which change",
+                _ => "",
+            };
+            return refuse(format!(
+                "--resume {folder}: the data were {saved}, and are {this}{default}; give the same, or start anew without \
                  --resume"
             ));
         }
@@ -191,8 +211,20 @@ fn difference(saved: &Value, this: &Value) -> Option<(String, String)> {
     let fields = |config: &Value| config.as_object().cloned().unwrap_or_default();
     let (saved, this) = (fields(saved), fields(&this));
     let names: BTreeSet<&String> = saved.keys().chain(this.keys()).collect();
-    let mut names = names.into_iter().filter(|name| !FREE.contains(&name.as_str()));
-    let differing = names.find(|name| saved.get(*name) != this.get(*name))?;
+    let free = |name: &str| FREE.contains(&name) || name == DATA;
+    let mut names = names.into_iter().filter(|name| !free(name));
+    let given = |config: &Map<String, Value>, name: &str| config.get(name).is_some_and(|value| !value.is_null());
+    let differs = |name: &&String| match GIVEN.contains(&name.as_str()) {
+        true => given(&saved, name) != given(&this, name),
+        false => saved.get(*name) != this.get(*name),
+    };
+    let differing = names.find(differs)?;
+    if let (Some(saved @ Value::Object(_)), Some(this @ Value::Object(_))) = (saved.get(differing), this.get(differing))
+    {
+        let (saved, this) = difference(saved, this)?;
+        let model = |inner: String| format!("of another model, {}", inner.replace("--", ""));
+        return Some((model(saved), model(this)));
+    }
     let flag = |value: Option<&Value>| {
         let flag = format!("--{}", differing.replace('_', "-"));
         match value {
@@ -204,10 +236,56 @@ fn difference(saved: &Value, this: &Value) -> Option<(String, String)> {
     Some((flag(saved.get(differing)), flag(this.get(differing))))
 }
 
-/// Whether both are one folder.
-fn same(one: &Path, other: &Path) -> bool {
-    match (fs::canonicalize(one), fs::canonicalize(other)) {
-        (Ok(one), Ok(other)) => one == other,
-        _ => false,
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Files may have other names, but not be missing, and what is in them counts.
+    #[test]
+    fn data_must_be_those_of_the_run_that_is_resumed() {
+        let state = StateConfig::default();
+        let saving = |config: &Value, data| Saving::new(&state, "trainer", 9, 7, config.clone(), data);
+        let info = |config: &Value, data| StateInfo {
+            step: 2,
+            ..saving(config, data).info
+        };
+        let said = |this: Saving, saved: &StateInfo| {
+            let outcome = this.check_resumed(Path::new("STATE"), saved);
+            outcome.map_err(|InputError(line)| line)
+        };
+        let given = json!({"text": ["a"], "tokenizer": "b", "held_out": null, "batch": 3});
+        let saved = info(&given, "10 bytes");
+        assert_eq!(saved.config["data"], "10 bytes");
+        let moved = json!({"text": ["c"], "tokenizer": "d", "tokens": "e", "batch": 3});
+        assert_eq!(said(saving(&moved, "10 bytes"), &saved), Ok(()));
+        let rest = "; give the same, or start anew without --resume";
+        let differs = |line: &str| Err(format!("--resume STATE: {line}{rest}"));
+        assert_eq!(
+            said(saving(&moved, "11 bytes"), &saved),
+            differs("the data were 10 bytes, and are 11 bytes")
+        );
+        let default = json!({"text": null, "tokenizer": "b", "batch": 3});
+        assert_eq!(
+            said(saving(&default, "11 bytes"), &saved),
+            differs(
+                "the data were 10 bytes, and are 11 bytes; without --text they are this workspace's sources, which change"
+            )
+        );
+        let bytes = json!({"text": ["a"], "batch": 3});
+        assert_eq!(
+            said(saving(&bytes, "10 bytes"), &saved),
+            differs("it was saved with --tokenizer b, and this run is without --tokenizer")
+        );
+        let apart = json!({"text": ["a"], "tokenizer": "b", "held_out": "f", "batch": 3});
+        assert_eq!(
+            said(saving(&apart, "10 bytes"), &saved),
+            differs("it was saved without --held-out, and this run is with --held-out f")
+        );
+        // A version before did not say.
+        let mut before = saved.clone();
+        before.config.as_object_mut().unwrap().remove("data");
+        assert_eq!(said(saving(&given, "11 bytes"), &before), Ok(()));
     }
 }

@@ -1,14 +1,15 @@
 //! Text as bytes: what is read, which part is held out, and which windows a step sees.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::InputError;
 use crate::draw::below;
+use crate::fnv::Fnv;
+use crate::listing::{Found, Listing, passed_over, wrong};
 
 /// The end of the text that is held out for validation: one in so many bytes.
 const HELD_OUT: usize = 10;
@@ -21,34 +22,30 @@ const STREAM: u64 = 1 << 63;
 pub struct Text {
     bytes: Vec<u8>,
     files: usize,
-    skipped: usize,
+    /// Files that are no text, and what is no file.
+    passed: [usize; 2],
 }
 
 impl Text {
-    /// Reads files, and folders with all that is in them (in the order of their names; hidden ones and `target/` are
-    /// passed over, and so is what is not UTF-8). With no paths: this workspace's sources and documentation.
+    /// Reads files, and folders with all that is in them (in the order of their names; hidden ones and `target/` are left
+    /// out; what is not UTF-8, and links to folders, are passed over). With no paths: this workspace's sources and
+    /// documentation.
     ///
     /// # Errors
-    /// If a path cannot be read or a file that is named is no text.
+    /// If a path cannot be read, or is neither a folder nor a file of text.
     pub fn read(paths: Option<&[PathBuf]>) -> Result<Self, InputError> {
         let mut text = Text::new(Vec::new());
-        match paths {
-            Some(paths) => {
-                for path in paths {
-                    text.add(path, path.is_file(), &|_| true)?;
+        let listing = Listing::of(paths)?;
+        text.passed[1] = listing.passed;
+        for Found { path, named } in listing.files {
+            let bytes = fs::read(&path).map_err(|error| wrong(&path, error))?;
+            match std::str::from_utf8(&bytes) {
+                Ok(_) => {
+                    text.files += 1;
+                    text.bytes.extend(bytes);
                 }
-            }
-            None => {
-                let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-                let wanted = |path: &Path| {
-                    let extension = path.extension().and_then(|extension| extension.to_str());
-                    matches!(extension, Some("rs" | "md" | "toml"))
-                };
-                if let Err(InputError(line)) = text.add(&workspace, false, &wanted) {
-                    return Err(InputError(format!(
-                        "the sources that this program was built from are gone ({line}); give --text PATH"
-                    )));
-                }
+                Err(error) if named => return Err(wrong(&path, format!("not UTF-8 text: {error}"))),
+                Err(_) => text.passed[0] += 1,
             }
         }
         Ok(text)
@@ -59,59 +56,24 @@ impl Text {
         Self {
             bytes,
             files: 0,
-            skipped: 0,
+            passed: [0; 2],
         }
     }
 
     /// What tells it apart from other texts.
     pub fn digest(&self) -> String {
-        let mut hash = DefaultHasher::new();
-        self.bytes.hash(&mut hash);
-        format!("{} bytes, hash {:016x}", self.bytes.len(), hash.finish())
-    }
-
-    fn add(&mut self, path: &Path, named: bool, wanted: &dyn Fn(&Path) -> bool) -> Result<(), InputError> {
-        let wrong = |error: &dyn std::fmt::Display| InputError(format!("--text {}: {error}", path.display()));
-        if path.is_dir() {
-            let entries = fs::read_dir(path).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
-            let mut entries = entries.map_err(|error| wrong(&error))?;
-            entries.sort_by_key(|entry| entry.file_name());
-            for entry in entries {
-                let name = entry.file_name();
-                let hidden = name.to_string_lossy().starts_with('.');
-                // A link may lead in circles.
-                let link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
-                if !hidden && !link && name != "target" {
-                    self.add(&entry.path(), false, wanted)?;
-                }
-            }
-            return Ok(());
-        }
-        if !named && (!path.is_file() && path.exists() || !wanted(path)) {
-            return Ok(());
-        }
-        let bytes = fs::read(path).map_err(|error| wrong(&error))?;
-        match std::str::from_utf8(&bytes) {
-            Ok(_) => {
-                self.files += 1;
-                self.bytes.extend(bytes);
-            }
-            Err(error) if named => return Err(wrong(&format!("not UTF-8 text: {error}"))),
-            Err(_) => self.skipped += 1,
-        }
-        Ok(())
+        let hash = Fnv::new().bytes(&self.bytes);
+        format!("{} bytes, hash {}", self.bytes.len(), hash.hex())
     }
 
     /// What was read, in one line.
     pub fn line(&self) -> String {
-        let skipped = match self.skipped {
-            0 => String::new(),
-            skipped => format!(", {skipped} passed over (not UTF-8)"),
-        };
+        let [foreign, passed] = self.passed;
         format!(
-            "text: {} bytes from {} files{skipped}; the last {} are held out",
+            "text: {} bytes from {} files{}; the last {} are held out",
             self.bytes.len(),
             self.files,
+            passed_over(foreign, passed),
             self.held_out().len()
         )
     }

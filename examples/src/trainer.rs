@@ -64,18 +64,24 @@ pub(crate) struct Job<'a> {
     pub data: String,
     /// For the report.
     pub config: serde_json::Value,
+    /// What a saved state says of the model, beside that.
+    pub transformer: Option<serde_json::Value>,
 }
 
 impl Job<'_> {
-    /// Trains a model on all ranks, each with a task of its own, which is made knowing how parameters are shared out.
+    /// Trains a model on all ranks, each with a task of its own, which is made knowing how parameters lie and are shared out.
     pub fn train<'t, T: Task + 't>(
         self,
         model: T::Model,
-        task: impl Fn(&SpDevice, ParamShards) -> T + Send + Sync + 't,
+        task: impl Fn(&SpDevice, &ParamLayouts, ParamShards) -> T + Send + Sync + 't,
         progress: &Progress,
     ) -> Result<Report, RunError> {
         let (run, learning) = (self.run, self.learning);
-        let saving = Saving::new(self.state, self.program, run.steps, run.seed, &self.config);
+        let mut config = self.config.clone();
+        if let Some(transformer) = &self.transformer {
+            config["transformer"] = transformer.clone();
+        }
+        let saving = Saving::new(self.state, self.program, run.steps, run.seed, config, &self.data);
         // Only rank 0 reads and writes states, so only its host needs the folders.
         let resumed = match run.only_rank()? {
             None | Some(0) => saving.check()?,
@@ -107,7 +113,7 @@ impl Job<'_> {
             };
             let keeper = saving.on(&device, &layouts, &shards);
             let (model, optimizer, done) = keeper.resume(model, Optimizer::new(learning));
-            let task = task(&device, shards);
+            let task = task(&device, &layouts, shards);
             let meter = Meter::new(gauge, model.num_params() * PARAMETER_BYTES);
             Rank {
                 meter,

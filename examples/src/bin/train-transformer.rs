@@ -1,4 +1,4 @@
-//! Trains a byte-level language model on text, its sequences split over ranks.
+//! Trains a language model on text, its sequences split over ranks.
 
 use std::process::ExitCode;
 

@@ -1,10 +1,13 @@
 //! Flags, checked and completed: what a run needs, and nothing that cannot work.
 
+mod data;
 mod learning;
+mod pretrained;
 mod run;
 mod state;
 mod train;
 
+pub use data::DataConfig;
 pub use learning::LearningConfig;
 pub use run::{RunConfig, ThisProcess};
 pub use state::StateConfig;
@@ -48,4 +51,20 @@ pub(crate) fn check_output(flag: &str, file: Option<&Path>) -> Result<(), InputE
         ));
     }
     Ok(())
+}
+
+/// The same of a folder that will be made.
+pub(crate) fn check_folder(flag: &str, folder: &Path) -> Result<(), InputError> {
+    let shown = folder.display();
+    if folder.exists() && !folder.is_dir() {
+        return refuse(format!("{flag} {shown}: that is a file; name a folder"));
+    }
+    let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+    match above.filter(|above| !above.is_dir()) {
+        Some(above) => refuse(format!(
+            "{flag} {shown}: {} is no folder; make it first",
+            above.display()
+        )),
+        None => Ok(()),
+    }
 }

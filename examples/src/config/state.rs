@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::refuse;
+use super::{check_folder, refuse};
 use crate::InputError;
 use crate::flags::StateFlags;
 
@@ -32,17 +32,7 @@ impl StateFlags {
             _ => {}
         }
         if let Some(folder) = save.as_ref().filter(|_| !silent) {
-            let shown = folder.display();
-            if folder.exists() && !folder.is_dir() {
-                return refuse(format!("--save {shown}: that is a file; name a folder"));
-            }
-            let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-            if let Some(above) = above.filter(|above| !above.is_dir()) {
-                return refuse(format!(
-                    "--save {shown}: {} is no folder; make it first",
-                    above.display()
-                ));
-            }
+            check_folder("--save", folder)?;
         }
         Ok(StateConfig {
             save,

@@ -39,10 +39,11 @@ pub fn train(config: &VideoTrainConfig, progress: &Progress) -> Result<Report, R
         learning: &config.learning,
         state: &config.state,
         lines: vec![config.run.mesh_line(), data.line(frames, config.text_tokens)],
-        data: data.line(frames, config.text_tokens),
+        data: data.digest(),
         config: serde_json::to_value(config).unwrap_or_default(),
+        transformer: None,
     };
-    let task = |device: &SpDevice, shards| {
+    let task = |device: &SpDevice, _: &ParamLayouts, shards| {
         let plain = SpDevice::new(device.device().clone().inner(), device.mesh().clone());
         let reader = Reader {
             config,

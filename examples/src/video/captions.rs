@@ -7,6 +7,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::{scene, wrong};
 use crate::InputError;
+use crate::fnv::Fnv;
 
 /// What is said about a clip: to each of its blocks in turn, and after the last to the first again.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +91,16 @@ impl Captions {
         match self {
             Self::Prompts(prompts) => prompts.iter().map(|prompt| words(prompt).count()).max().unwrap_or(0),
             Self::Embedded { tokens, .. } => *tokens,
+        }
+    }
+
+    /// The hash with these captions.
+    pub(super) fn add_to(&self, hash: Fnv) -> Fnv {
+        match self {
+            Self::Prompts(prompts) => prompts.iter().fold(hash, |hash, prompt| hash.field(prompt.as_bytes())),
+            Self::Embedded { values, .. } => values
+                .iter()
+                .fold(hash, |hash, value| hash.number(value.to_bits().into())),
         }
     }
 
@@ -188,7 +199,7 @@ pub fn embed(prompt: &str, tokens: usize, dim: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(tokens * dim);
     for (place, word) in words(prompt).take(tokens).enumerate() {
         let mut signs = vec![0; dim.div_ceil(32)];
-        Philox::new(fnv1a(&word), STREAM).fill(0, &mut signs);
+        Philox::new(Fnv::new().bytes(word.as_bytes()).value(), STREAM).fill(0, &mut signs);
         values.extend((0..dim).map(|index| {
             let sign = 1.0 - 2.0 * f64::from(signs[index / 32] >> (index % 32) & 1);
             let angle = place as f64 * 10000f64.powf(-((index / 2 * 2) as f64) / dim as f64);
@@ -206,23 +217,9 @@ fn words(prompt: &str) -> impl Iterator<Item = String> {
     words.filter(|word| !word.is_empty()).map(str::to_lowercase)
 }
 
-/// The hash FNV-1a of 64 bits (Fowler, Noll and Vo; RFC 9923).
-fn fnv1a(word: &str) -> u64 {
-    word.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn known_hashes() {
-        assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
-        assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(fnv1a("foobar"), 0x8594_4171_f739_67e8);
-    }
 
     #[test]
     fn words_are_split_and_lowered() {

@@ -5,6 +5,7 @@ use super::pictures::{folder, is_picture};
 use super::{Captions, Footage, extension, wrong};
 use crate::InputError;
 use crate::draw::below;
+use crate::fnv::Fnv;
 
 /// The streams of text have the upper of these bits, those of noise the lower; both together keep clips apart from them.
 const STREAM: u64 = 3 << 62;
@@ -140,6 +141,20 @@ impl Dataset {
         })
     }
 
+    /// What tells the clips apart from others, on any host: their lengths, sizes and captions. Their pictures are not read.
+    pub fn digest(&self) -> String {
+        let mut hash = Fnv::new();
+        for Clip { footage, captions } in &self.clips {
+            let [height, width] = footage.size();
+            for number in [footage.frames(), height, width] {
+                hash = hash.number(number as u64);
+            }
+            hash = captions.add_to(hash);
+        }
+        let frames: usize = self.clips.iter().map(|clip| clip.footage.frames()).sum();
+        format!("{frames} frames in {} clips, hash {}", self.clips.len(), hash.hex())
+    }
+
     /// What was found, in one line, and what of it does not serve windows of so many frames with texts of so many tokens.
     pub fn line(&self, frames: usize, tokens: usize) -> String {
         let plural = |count: usize| if count == 1 { "" } else { "s" };
@@ -242,6 +257,20 @@ mod tests {
             seen.insert(window);
         }
         assert_eq!(seen.len(), 24);
+    }
+
+    /// Lengths of the same sum, and other captions, are other data; files that are no clips change nothing.
+    #[test]
+    fn other_clips_are_other_data() {
+        let digest = |lengths: &[usize]| scenes(lengths).digest();
+        assert!(digest(&[6, 4]).starts_with("10 frames in 2 clips, hash "));
+        assert_eq!(digest(&[6, 4]), digest(&[6, 4]));
+        assert_ne!(digest(&[6, 4]), digest(&[4, 6]));
+        let mut other = scenes(&[6, 4]);
+        other.skipped = 3;
+        assert_eq!(other.digest(), digest(&[6, 4]));
+        other.clips[0].captions = Captions::Prompts(vec!["another".into()]);
+        assert_ne!(other.digest(), digest(&[6, 4]));
     }
 
     #[test]
