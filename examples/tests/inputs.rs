@@ -105,6 +105,15 @@ fn what_flags_cannot_say() {
             "--trace and --report name the same file; use two",
         ),
         ("--config /no/such/file.json", "/no/such/file.json"),
+        (
+            "--tokenizer /no/such.json",
+            "--tokenizer /no/such.json: No such file or directory",
+        ),
+        ("--tokens /no/such", "--tokens /no/such could not be read: No such file"),
+        ("--pack", "--pack: give --tokenizer or --tokens too, or leave it out"),
+        ("--held-out a", "--held-out: give --tokenizer or --tokens too"),
+        ("--eos </s>", "--eos: give --tokenizer too, or leave it out"),
+        ("--document-separator --", "--document-separator: give --tokenizer too"),
     ] {
         let error = refusal(line);
         assert!(error.contains(expected), "{line}: {error}");

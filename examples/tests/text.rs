@@ -101,6 +101,53 @@ fn folders_are_read_in_order_and_only_their_text() {
     );
 }
 
+/// A snapshot of Hugging Face's hub is nothing but links to files.
+#[test]
+#[cfg(unix)]
+fn links_lead_to_files_and_what_is_none_is_counted() {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("links");
+    let _ = fs::remove_dir_all(&folder);
+    let snapshot = folder.join("snapshot");
+    fs::create_dir_all(snapshot.join("part")).unwrap();
+    fs::write(folder.join("blob"), "linked ").unwrap();
+    symlink("../blob", snapshot.join("a.txt")).unwrap();
+    symlink("../../blob", snapshot.join("part/b.txt")).unwrap();
+    symlink("../none", snapshot.join("c.txt")).unwrap();
+    symlink("..", snapshot.join("round")).unwrap();
+    fs::write(snapshot.join("d.bin"), [0xff]).unwrap();
+    // The path of a socket must be short.
+    let socket = std::env::temp_dir().join(format!("burn-sp-{}", std::process::id()));
+    let _listener = UnixListener::bind(&socket).unwrap();
+    fs::rename(&socket, snapshot.join("e")).unwrap();
+    let text = Text::read(Some(std::slice::from_ref(&snapshot))).unwrap();
+    assert_eq!([text.training(), text.held_out()].concat(), b"linked linked ");
+    assert_eq!(
+        text.line(),
+        "text: 14 bytes from 2 files, 1 passed over (not UTF-8), 3 passed over (links to folders, or no files); the last 2 are \
+         held out"
+    );
+    // One that is named is not passed over, and a link that is named is followed.
+    for (name, said) in [
+        ("e", "that is neither a file nor a folder; name one"),
+        ("c.txt", "No such file or directory (os error 2)"),
+    ] {
+        let path = snapshot.join(name);
+        let error = Text::read(Some(std::slice::from_ref(&path))).unwrap_err().to_string();
+        assert_eq!(error, format!("--text {}: {said}", path.display()));
+    }
+    let link = folder.join("link");
+    symlink("snapshot/part", &link).unwrap();
+    assert_eq!(Text::read(Some(&[link])).unwrap().training(), b"linked");
+}
+
+#[test]
+fn texts_are_told_apart_by_what_is_in_them() {
+    assert_eq!(Text::new(b"foobar".to_vec()).digest(), "6 bytes, hash 85944171f73967e8");
+}
+
 #[test]
 fn with_no_paths_the_workspace_is_the_text() {
     let text = Text::read(None).unwrap();

@@ -1,12 +1,20 @@
 //! The harness finds what is wrong, and says which, where and by how much.
 
 mod common;
+mod harness {
+    mod cases;
+    mod fault;
+    mod more;
+    mod plain;
+    mod seeded;
+    mod step;
+}
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_sp::layout::{Axis, Placement};
+use burn_sp::layout::{Axis, MeshShape, Placement};
 use burn_sp::train::LossShare;
-use burn_sp_tests::{Comparison, Difference, Outcome, Rank, cast, dtype_of};
+use burn_sp_tests::{Comparison, Difference, FaultKind, Outcome, Quantity, Rank, cast, dtype_of};
 use common::{contains, mesh, noise};
 
 #[derive(Module, Debug)]
@@ -30,24 +38,38 @@ fn model() -> Model {
     }
 }
 
+fn comparison(model: Model) -> Comparison<Model> {
+    let x = TensorData::new(noise(4, 2 * 7 * 3), [2, 7, 3]).convert_dtype(DType::F32);
+    Comparison::new(model).input("x", x)
+}
+
 /// Runs a forward pass whose loss is up to `loss`, given the rank and the output.
 fn compare(
     forward: impl Fn(&Rank, Tensor<3>, &Model) -> Tensor<3> + Send + Sync,
     loss: impl Fn(&Rank, burn_sp::SpTensor<3>) -> LossShare + Send + Sync,
 ) -> Result<burn_sp_tests::Report, Difference> {
-    let x = TensorData::new(noise(4, 2 * 7 * 3), [2, 7, 3]).convert_dtype(DType::F32);
-    Comparison::new(model())
-        .input("x", x)
-        .on([mesh(1, 1, 1), mesh(1, 2, 1), mesh(1, 1, 3), mesh(2, 1, 2)])
-        .run(|rank, model| {
-            let x = rank.input::<3>("x");
-            let layout = rank.device().sequence_layout(x.dims());
-            let y = rank
-                .device()
-                .distribute(x, &layout)
-                .tokenwise(|x| forward(rank, x, model));
-            Outcome::new(loss(rank, y.clone())).output("y", &y)
-        })
+    compare_on(comparison(model()), &meshes(), forward, loss)
+}
+
+fn meshes() -> [MeshShape; 4] {
+    [mesh(1, 1, 1), mesh(1, 2, 1), mesh(1, 1, 3), mesh(2, 1, 2)]
+}
+
+fn compare_on(
+    comparison: Comparison<Model>,
+    meshes: &[MeshShape],
+    forward: impl Fn(&Rank, Tensor<3>, &Model) -> Tensor<3> + Send + Sync,
+    loss: impl Fn(&Rank, burn_sp::SpTensor<3>) -> LossShare + Send + Sync,
+) -> Result<burn_sp_tests::Report, Difference> {
+    comparison.on(meshes).run(|rank, model| {
+        let x = rank.input::<3>("x");
+        let layout = rank.device().sequence_layout(x.dims());
+        let y = rank
+            .device()
+            .distribute(x, &layout)
+            .tokenwise(|x| forward(rank, x, model));
+        Outcome::new(loss(rank, y.clone())).output("y", &y)
+    })
 }
 
 fn right(_: &Rank, x: Tensor<3>, model: &Model) -> Tensor<3> {
@@ -75,20 +97,25 @@ fn a_wrong_output_is_named_with_its_rank() {
         if rank.device().rank() == 1 { y * 1.001 } else { y }
     };
     let difference = compare(forward, mean_square).expect_err("rank 1 is wrong");
-    assert!(matches!(
-        difference,
-        Difference::Value { rank: 0, .. } | Difference::Value { rank: 1, .. }
-    ));
+    assert_eq!(difference.first().quantity(), Some(&Quantity::Output("y".into())));
+    assert_eq!(difference.first().rank(), Some(1));
     contains(
         &difference.to_string(),
         &[
-            "on ring 2, rank ",
+            "on ring 2, rank 1: output \"y\" ",
             "is off by ",
             "are allowed",
             "worst at [",
             "where f64 has ",
         ],
     );
+    // As local positions would look, but no number says that they are.
+    let seen = difference.to_string();
+    contains(
+        &seen,
+        &["others are not; single tokens of input \"x\" were changed, and who should notice does"],
+    );
+    assert_eq!(difference.diagnosis.expect("a diagnosis").kind, FaultKind::Unknown);
 }
 
 /// A loss that each rank divides by its own count: the classic.
@@ -101,6 +128,13 @@ fn a_mean_of_means_is_found() {
     };
     let difference = compare(right, loss).expect_err("counts differ");
     contains(&difference.to_string(), &["on ring 2, rank 0: the loss is off by "]);
+    let diagnosis = difference.diagnosis.expect("a diagnosis");
+    assert_eq!(diagnosis.kind, FaultKind::LossWeights);
+    // 3 and 4 of 7 tokens, where each counts as half.
+    contains(
+        &diagnosis.to_string(),
+        &["the shares of ranks 0.. are 1.167, 0.875 times too large"],
+    );
 }
 
 /// The loss is right and the gradient is not: a parameter is detached on one rank.
@@ -132,7 +166,11 @@ fn a_missing_gradient_is_named() {
     let difference = compare(forward, mean_square).expect_err("a gradient is missing");
     assert_eq!(
         difference.to_string(),
-        "on ring 2, rank 0: the gradient of parameter \"shift\" is missing"
+        "on ring 2, rank 0: the gradient of parameter \"shift\" is missing\n\
+         likely a missing gradient, on rank 0: the gradient of \"shift\" is missing on rank 0; so are 1 of the 1 gradients that \
+         differ; 0 of 1 outputs differ, not the loss, and 1 of 2 gradients\n\
+         first to differ: the gradient of parameter \"shift\"; parameter \"shift\"\n\
+         to do: look for a detach, a value read back into a new tensor, or gradients that are not taken from this module's graph"
     );
 }
 
@@ -150,6 +188,71 @@ fn a_wrong_input_gradient_is_named() {
     contains(
         &difference.to_string(),
         &["on ring 2, rank 0: the gradient of input \"x\" is off by "],
+    );
+}
+
+fn ranks_of(rank: &Rank) -> usize {
+    rank.device().mesh().world().size()
+}
+
+fn kind_and_first(result: Result<burn_sp_tests::Report, Difference>) -> (FaultKind, Quantity) {
+    let diagnosis = result.expect_err("something differs").diagnosis.expect("a diagnosis");
+    (diagnosis.kind, diagnosis.first)
+}
+
+#[test]
+fn a_scale_is_found_where_it_comes_in() {
+    let output = compare(
+        |rank, x, model| right(rank, x, model) * ranks_of(rank) as f64,
+        mean_square,
+    );
+    assert_eq!(kind_and_first(output), (FaultKind::Scale, Quantity::Output("y".into())));
+    let loss = compare(right, |rank, y| mean_square(rank, y).scale(1.0 / ranks_of(rank) as f64));
+    assert_eq!(kind_and_first(loss), (FaultKind::Scale, Quantity::Loss));
+}
+
+/// f64 tells that nothing else is wrong, even if it is rounded to f32 itself.
+#[test]
+fn rounding_is_no_other_fault() {
+    for inside in [DType::F64, DType::F32] {
+        let forward = |rank: &Rank, x: Tensor<3>, model: &Model| {
+            let y = right(rank, x, model);
+            match rank.dtype() {
+                _ if ranks_of(rank) == 1 => y,
+                DType::F32 => y.cast(DType::BF16).cast(DType::F32),
+                _ => y.cast(inside).cast(DType::F64),
+            }
+        };
+        let found = kind_and_first(compare(forward, mean_square));
+        assert_eq!(found, (FaultKind::Rounding, Quantity::Output("y".into())), "{inside:?}");
+    }
+}
+
+/// A number for each token, wrong at the last ones of the slices [0, 1] [2, 3, 4, 5] [6]: the successors are elsewhere.
+#[test]
+fn wrong_ends_of_slices_are_lost_labels() {
+    let result = Comparison::new(model()).on([mesh(1, 2, 1)]).run(|rank, model| {
+        let device = rank.device();
+        let whole = common::tensor(
+            &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            [1, 7],
+            rank.dtype(),
+            device.device(),
+        );
+        let next = |x: Tensor<2>| {
+            let ends = x.dims()[1] - 1;
+            Tensor::cat(vec![x.clone().narrow(1, 1, ends), x.zeros_like().narrow(1, 0, 1)], 1)
+        };
+        let layout = device.sequence_layout([1, 7]);
+        let own = device.distribute(whole, &layout).tokenwise(next);
+        let losses = own.tokenwise(|x| x * model.weight.val().sum().reshape([1, 1]));
+        Outcome::new(LossShare::mean(losses.clone())).output("losses", &losses)
+    });
+    let difference = result.expect_err("labels are lost");
+    contains(&difference.to_string(), &["only tokens [1, 5] are off"]);
+    assert_eq!(
+        kind_and_first(Err(difference)),
+        (FaultKind::LocalLabels, Quantity::Output("losses".into()))
     );
 }
 

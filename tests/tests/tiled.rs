@@ -96,7 +96,9 @@ fn tiles_are_all_at_once() {
 fn without_a_graph_too() {
     let config = common::config(MeshShape::ulysses(2));
     burn_sp::launch(&config, &common::device(), |device: burn_sp::SpDevice| {
-        close("y", &run(&device, None)[0], &run(&device, Some(3))[0]);
+        for tiles in [1, 3, 9] {
+            close("y", &run(&device, None)[0], &run(&device, Some(tiles))[0]);
+        }
     })
     .unwrap();
 }

@@ -4,6 +4,7 @@
 //! `BURN_SP_FAULTS=50` runs every fault so many times.
 
 mod faults;
+mod learner;
 mod losses;
 mod run;
 mod saves;

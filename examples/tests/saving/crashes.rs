@@ -32,7 +32,7 @@ fn wait_for_more(child: &mut Child, states: &Path, than: Option<u64>) {
     }
 }
 
-/// A run that saves after every step is killed 12 times and goes on each time: no state is lost or half, and in the end the
+/// A run that saves after every step is killed 20 times and goes on each time: no state is lost or half, and in the end the
 /// losses are those of a run that nobody killed.
 #[test]
 fn kills_lose_no_state() {
@@ -41,7 +41,8 @@ fn kills_lose_no_state() {
     let flags = format!("{text} --hidden 16 --layers 1 --ulysses 2");
     let save = format!("{flags} --save {} --save-every 1", states.display());
     // Later than a state that was just seen: at some moment of the next steps and saves.
-    for (kill, delay) in [0, 61, 7, 29, 3, 83, 17, 47, 1, 37, 11, 23].into_iter().enumerate() {
+    let delays = [0, 61, 7, 29, 3, 83, 17, 47, 1, 37, 11, 23, 5, 71, 13, 53, 2, 31, 19, 43];
+    for (kill, delay) in delays.into_iter().enumerate() {
         let before = newest(&states);
         let resume = match before {
             Some(_) => format!("--resume {}", states.display()),

@@ -45,6 +45,22 @@ fn text(folder: &Path) -> String {
     format!("--text {}", file.display())
 }
 
+/// Flags that name the same text in tokens, its documents, which end with the word "sky", packed.
+fn tokens(folder: &Path) -> String {
+    let file = folder.join("tokenizer.json");
+    let vocabulary = r#"{"sun": 0, "moon": 1, "star": 2, "</s>": 3}"#;
+    let tokenizer = format!(
+        r#"{{"version": "1.0", "pre_tokenizer": {{"type": "WhitespaceSplit"}},
+        "model": {{"type": "WordLevel", "vocab": {vocabulary}, "unk_token": "</s>"}}}}"#
+    );
+    fs::write(&file, tokenizer).unwrap();
+    format!(
+        "{} --tokenizer {} --document-separator sky --eos </s> --pack",
+        text(folder),
+        file.display()
+    )
+}
+
 /// Trains a language model by these flags.
 fn run(line: &str) -> Result<Report, RunError> {
     let line = format!("train-transformer {TINY} {line}");

@@ -105,6 +105,32 @@ fn runs_of_another_kind() {
     );
 }
 
+/// Not the same under another name.
+#[test]
+fn runs_on_other_data() {
+    let (states, _) = saved("data");
+    let above = states.parent().unwrap();
+    let resume = format!("--ranks 1 --steps 4 --resume {}", states.display());
+    let moved = above.join("moved.txt");
+    fs::rename(above.join("text.txt"), &moved).unwrap();
+    let length = fs::metadata(&moved).unwrap().len();
+    run(&format!("{resume} --text {}", moved.display())).unwrap();
+    let said = |line: &str| refusal(&states, run(&format!("{resume} {line}")));
+    let were = format!("--resume FOLDER/step-000003: the data were {length} bytes, hash ");
+    let ends = |rest: &str| format!("{rest}; give the same, or start anew without --resume");
+    let other = fs::read_to_string(&moved).unwrap().replacen("sun", "sin", 1);
+    fs::write(&moved, other).unwrap();
+    let error = said(&format!("--text {}", moved.display()));
+    assert!(
+        error.starts_with(&were) && error.contains(&format!(", and are {length} bytes, hash ")),
+        "{error}"
+    );
+    assert!(error.ends_with(&ends("")), "{error}");
+    let error = said("");
+    let default = "; without --text they are this workspace's sources, which change";
+    assert!(error.starts_with(&were) && error.ends_with(&ends(default)), "{error}");
+}
+
 #[test]
 fn damaged_states_are_not_passed_over() {
     let (states, text) = saved("damaged");

@@ -1,8 +1,9 @@
 use std::fs;
+use std::path::Path;
 
 use burn_sp::train::saved_states;
 
-use crate::{agree, folder, run, run_video, steps, text};
+use crate::{agree, folder, run, run_video, steps, text, tokens};
 
 /// Saved after 3 of 6 steps, on each of these, and continued on all others.
 #[test]
@@ -28,6 +29,32 @@ fn a_language_model_goes_on_on_any_mesh() {
                 let [one, other] = [&unbroken, &second].map(|report| report.validation_loss.unwrap());
                 assert!((one - other).abs() <= 1e-5 * one, "{what}: {one} and {other}");
             }
+        }
+    }
+}
+
+/// Saved on 4 ranks after step 10 of 20, continued on 1, 2 and 4 on other meshes; on bytes, and on packed tokens, of which an
+/// epoch ends in between.
+#[test]
+fn ten_more_steps_are_those_of_the_unbroken_run() {
+    for (name, data) in [("bytes", text as fn(&Path) -> String), ("packed", tokens)] {
+        let folder = folder(&format!("ten-{name}"));
+        let states = folder.join("states");
+        let flags = format!("{} --batch 4 --lr 0.003", data(&folder));
+        let save = format!("--steps 20 --save-every 10 --save {}", states.display());
+        let unbroken = run(&format!("{flags} --dp 2 --ring 2 {save}")).unwrap();
+        for then in [
+            "--ranks 1",
+            "--ring 2",
+            "--dp 2 --shard parameters",
+            "--tp 2 --ulysses 2",
+            "--dp 4 --shard optimizer",
+            "--ring 4",
+        ] {
+            let ten = states.join("step-000010");
+            let second = run(&format!("{flags} {then} --steps 20 --resume {}", ten.display())).unwrap();
+            let what = format!("{name}, then {then}");
+            agree(&steps(&[&unbroken])[10..], &steps(&[&second]), &what);
         }
     }
 }

@@ -10,6 +10,7 @@ use burn_sp::SpDevice;
 use burn_sp::layout::MeshShape;
 use burn_sp::nn::{Features, shard_columns};
 use burn_sp::train::{ParamLayouts, SavedState, ShardedOptimizer, StateInfo, StateStore};
+use burn_sp_tests::parameters_by_path;
 
 use super::model::adamw;
 use crate::common::{mesh, ranks};
@@ -209,6 +210,38 @@ fn states_of_others() {
     assert_eq!(
         refusal(&bare, |device| linear(3, 4, device), &adamw),
         "FOLDER/step-000001 has no bias, which is [4] in this model; make the model as it was saved"
+    );
+}
+
+/// Outside of ranks: the weights alone, all of them and no others.
+#[test]
+fn weights_of_others() {
+    let folder = saved("weights", &[3]);
+    let of = |model: &(dyn Fn(&SpDevice) -> Linear + Sync)| {
+        let mut said = ranks(MeshShape::default(), |device| {
+            let loaded = SavedState::open(&folder).unwrap().load_module(model(&device));
+            loaded.map(|linear| parameters_by_path(&linear))
+        });
+        let said = said.remove(0);
+        said.map_err(|error| error.to_string().replace(&folder.display().to_string(), "FOLDER"))
+    };
+    let loaded = of(&|device| linear(3, 4, device)).unwrap();
+    let mut expected = super::model::tensors(&folder.join("step-000003"));
+    expected.retain(|name, _| !name.starts_with("optimizer/"));
+    assert_eq!(expected.len(), 2);
+    assert_eq!(loaded, expected);
+
+    let without_bias = |device: &SpDevice| Linear {
+        bias: None,
+        ..linear(3, 4, device)
+    };
+    assert_eq!(
+        of(&without_bias).unwrap_err(),
+        "FOLDER/step-000003 has bias [4], which this model has not; make the model as it was saved"
+    );
+    assert_eq!(
+        of(&|device| linear(3, 5, device)).unwrap_err(),
+        "FOLDER/step-000003: weight is [3, 4] there and [3, 5] in this model; make the model as it was saved"
     );
 }
 
