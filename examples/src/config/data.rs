@@ -5,13 +5,10 @@ use std::path::{Path, PathBuf};
 use burn_sp::data::TokenFile;
 use serde::{Deserialize, Serialize};
 
-use super::refuse;
+use super::{BYTES, refuse};
 use crate::InputError;
 use crate::flags::DataFlags;
 use crate::tokens::{eos_of, load_tokenizer, vocabulary};
-
-/// Byte-level: every value of a byte is a token.
-const BYTES: usize = 256;
 
 /// What tokens are, and where they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,6 +21,9 @@ use crate::InputError;
 /// Of a sequence, 2^27: choosing a mesh asks the mask about each of them, which takes a second for so many.
 pub(crate) const MAX_TOKENS: usize = 1 << 27;
 
+/// Byte-level: every value of a byte is a token.
+pub(crate) const BYTES: usize = 256;
+
 pub(crate) fn refuse<T>(line: impl Display) -> Result<T, InputError> {
     Err(InputError(line.to_string()))
 }
@@ -36,14 +39,7 @@ pub(crate) fn at_least_one(flag: &str, value: Option<usize>, default: usize) -> 
 /// What cannot be written should be known before the run, not after it.
 pub(crate) fn check_output(flag: &str, file: Option<&Path>) -> Result<(), InputError> {
     let Some(file) = file else { return Ok(()) };
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-        return refuse(format!(
-            "{flag} {}: {} is no folder; make it first",
-            file.display(),
-            folder.display()
-        ));
-    }
+    check_above(flag, file)?;
     if file.is_dir() {
         return refuse(format!(
             "{flag} {}: that is a folder; name a file in it",
@@ -59,10 +55,16 @@ pub(crate) fn check_folder(flag: &str, folder: &Path) -> Result<(), InputError> 
     if folder.exists() && !folder.is_dir() {
         return refuse(format!("{flag} {shown}: that is a file; name a folder"));
     }
-    let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+    check_above(flag, folder)
+}
+
+/// The folder in which it will be is there.
+fn check_above(flag: &str, path: &Path) -> Result<(), InputError> {
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
     match above.filter(|above| !above.is_dir()) {
         Some(above) => refuse(format!(
-            "{flag} {shown}: {} is no folder; make it first",
+            "{flag} {}: {} is no folder; make it first",
+            path.display(),
             above.display()
         )),
         None => Ok(()),

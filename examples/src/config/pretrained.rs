@@ -4,12 +4,9 @@ use std::path::PathBuf;
 
 use burn_sp_models::transformer::{HuggingFace, NormKind, TransformerConfig};
 
-use super::{check_folder, refuse};
+use super::{BYTES, check_folder, refuse};
 use crate::InputError;
 use crate::flags::{CheckpointFlags, DataFlags, ModelFlags, Shape};
-
-/// Byte-level: every value of a byte is a token.
-const BYTES: usize = 256;
 
 /// A checkpoint to start from: where it is, and what model it is of.
 pub(super) struct Pretrained {

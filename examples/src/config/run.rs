@@ -224,6 +224,16 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Each rank of `tp` has entries of the vocabulary.
+    pub(crate) fn check_vocabulary(&self, entries: usize) -> Result<(), InputError> {
+        match self.tp {
+            tp if tp > entries => refuse(format!(
+                "--tp {tp}: the vocabulary has {entries} entries; use --tp {entries} at most"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Ranks on each axis.
     pub fn mesh(&self) -> MeshShape {
         MeshShape {

@@ -145,12 +145,7 @@ impl TrainFlags {
             attention_dropout: attention_dropout.unwrap_or(0.0),
             validate: true,
         };
-        if config.run.tp > vocabulary {
-            return refuse(format!(
-                "--tp {}: the vocabulary has {vocabulary} entries; use --tp {vocabulary} at most",
-                config.run.tp
-            ));
-        }
+        config.run.check_vocabulary(vocabulary)?;
         config.check_pack()?;
         config.check_positions()?;
         match config.model().problem() {

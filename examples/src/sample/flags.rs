@@ -186,12 +186,7 @@ impl SampleFlags {
         if let Some(problem) = options.problem(tokens.len(), positions) {
             return refuse(format!("sample: {problem}"));
         }
-        if run.tp > entries {
-            return refuse(format!(
-                "--tp {}: the vocabulary has {entries} entries; use --tp {entries} at most",
-                run.tp
-            ));
-        }
+        run.check_vocabulary(entries)?;
         Ok(SampleConfig {
             run,
             source,

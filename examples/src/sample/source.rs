@@ -9,13 +9,10 @@ use burn_sp_models::transformer::{HuggingFace, PositionKind, Transformer, Transf
 use serde_json::Value;
 
 use crate::InputError;
-use crate::config::{TrainConfig, refuse};
+use crate::config::{BYTES, TrainConfig, refuse};
 
 /// The weight whose rows are the entries of the vocabulary.
 const EMBEDDING: &str = "embedding.weight";
-
-/// Entries of a vocabulary of bytes.
-const BYTES: usize = 256;
 
 /// A model in a folder, opened before any rank starts.
 #[derive(Debug)]
