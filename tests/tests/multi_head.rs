@@ -3,8 +3,9 @@
 mod common;
 
 use burn::module::Module;
+use burn::nn::EmbeddingConfig;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, generate_autoregressive_mask};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_sp::layout::MeshShape;
 use burn_sp::nn::DropoutKey;
 use burn_sp::prelude::*;
@@ -118,4 +119,23 @@ fn what_would_be_something_else_is_refused() {
         &said(module().with_quiet_softmax(true)),
         &["multi_head_attention", "quiet softmax", "make it without"],
     );
+}
+
+/// Case 24, and two tokens on four ranks: a rank without tokens gets an empty row, which Burn's embedding and attention take.
+#[test]
+fn positions_are_global_and_may_be_none() {
+    let held = |mesh, length: usize| {
+        ranks(mesh, move |device| {
+            let embedding = device.seeded(1, |device| EmbeddingConfig::new(8, 12).init(device));
+            let module = device.seeded(2, |device| module().init(device));
+            let tokens = device.distribute_tokens(Tensor::<2, Int>::zeros([1, length], device.device()));
+            let ids = tokens.position_ids(1);
+            let x = tokens.tokenwise(|_| embedding.forward(ids.clone()));
+            let y = multi_head_attention(&module, x, &Mask::Causal.into());
+            assert_eq!(y.global_shape(), [1, length, 12]);
+            ids.into_data().iter::<i64>().collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(held(mesh(1, 2, 1), 8), [[0, 1, 6, 7], [2, 3, 4, 5]]);
+    assert_eq!(held(mesh(1, 1, 4), 2), [vec![0], vec![1], vec![], vec![]]);
 }
