@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use burn_sp_examples::flags::{self, Recompute, Shard};
 use burn_sp_examples::memory::Tracking;
-use burn_sp_examples::plan::{PlanFlags, Way, check, forecast, recommendation, ways};
+use burn_sp_examples::plan::{Checked, PlanFlags, Way, check, forecast, recommendation, ways};
 
 #[global_allocator]
 static ALLOCATOR: Tracking = Tracking;
@@ -39,9 +39,12 @@ fn forecasts_are_near_what_was_measured() {
         assert!(checked.len() >= 12);
         for case in checked {
             let context = format!("{line}: {:?}", case.config);
-            let near = |measured: u64| (case.forecast as f64 / measured as f64 - 1.0).abs() <= 0.1;
+            let without = Checked {
+                measured: case.measured.saturating_sub(scratch),
+                ..case.clone()
+            };
             assert!(
-                near(case.measured) || near(case.measured.saturating_sub(scratch)),
+                case.error().abs() <= 0.1 || without.error().abs() <= 0.1,
                 "{context}: forecast {}, measured {}, of it {scratch} for products",
                 case.forecast,
                 case.measured

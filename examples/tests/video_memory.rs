@@ -103,6 +103,8 @@ fn peaks(work: Work, latents: usize, ranks: usize) -> Vec<usize> {
     let found = launch_module(&launch, &device, vae, |device, vae| {
         let account = enter(device.rank());
         run(work, ranks, &vae, &device);
+        // What peers still read has gone by then.
+        device.mesh().world().barrier().expect("all ranks come");
         let before = account.live();
         account.reset_peak();
         run(work, latents, &vae, &device);
