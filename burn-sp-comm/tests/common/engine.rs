@@ -201,9 +201,9 @@ mod failing_over_mpi {
         }
         let begin = Instant::now();
         let told = Cell::new(None);
-        let mut rank = 0;
+        let (mut rank, mut size) = (0, 0);
         let outcome = launch(&MpiConfig { timeout }, |comm| {
-            rank = comm.rank();
+            (rank, size) = (comm.rank(), comm.size());
             if let Err(error) = body(&*comm) {
                 told.set(Some(error.clone()));
                 raise(error);
@@ -216,6 +216,12 @@ mod failing_over_mpi {
         }
         let failure = (error, usize::from(told.is_some()), begin.elapsed());
         write(&folder.join(format!("rank {rank}")), &failure);
+        // The launcher ends the others a moment after the first has ended, on a busy machine before they have written.
+        let missing = |rank: &usize| !folder.join(format!("rank {rank}")).exists();
+        let until = Instant::now() + Duration::from_secs(10);
+        while (0..size).any(|rank| missing(&rank)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         std::process::exit(1);
     }
 
