@@ -215,11 +215,12 @@ mod failing_over_mpi {
             assert_eq!(*told, error);
         }
         let failure = (error, usize::from(told.is_some()), begin.elapsed());
-        write(&folder.join(format!("rank {rank}")), &failure);
-        // The launcher ends the others a moment after the first has ended, on a busy machine before they have written.
-        let missing = |rank: &usize| !folder.join(format!("rank {rank}")).exists();
+        write(&of_rank(folder, rank), &failure);
+        // A launcher may kill the others as soon as some have ended: Open MPI means to wait a second, but not on when
+        // another process ends meanwhile.
+        let all = || (0..size).all(|rank| of_rank(folder, rank).exists());
         let until = Instant::now() + Duration::from_secs(10);
-        while (0..size).any(|rank| missing(&rank)) && Instant::now() < until {
+        while !all() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
         }
         std::process::exit(1);
@@ -238,7 +239,7 @@ mod failing_over_mpi {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{errors}");
         let told = |rank: usize| {
-            let file = folder.join(format!("rank {rank}"));
+            let file = of_rank(&folder, rank);
             assert!(file.exists(), "rank {rank} came to no end of its own: {errors}");
             let failure = read(&file);
             std::fs::remove_file(file).unwrap();
@@ -257,8 +258,16 @@ mod failing_over_mpi {
         failure
     }
 
+    /// Where a process writes what became of it.
+    fn of_rank(folder: &Path, rank: usize) -> PathBuf {
+        folder.join(format!("rank {rank}"))
+    }
+
+    /// The file is there once it is whole.
     fn write(file: &Path, failure: &(CommError, usize, Duration)) {
-        std::fs::write(file, postcard::to_stdvec(failure).unwrap()).unwrap();
+        let new = file.with_extension("new");
+        std::fs::write(&new, postcard::to_stdvec(failure).unwrap()).unwrap();
+        std::fs::rename(&new, file).unwrap();
     }
 
     fn read(file: &Path) -> Failure {

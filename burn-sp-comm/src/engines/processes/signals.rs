@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long the report of a failure may come after the signal: the hub may hear of a death a little later than the
-/// launcher. Launchers mostly wait about a second before they kill.
+/// launcher. Launchers mostly wait about a second before they kill; Open MPI only until another process ends.
 const MOMENT: Duration = Duration::from_millis(400);
 
 /// What there is to report on.
